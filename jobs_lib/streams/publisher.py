@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from jobs_lib.kafka.refusal import (
 )
 from jobs_lib.loop import Loop
 from jobs_lib.streams.event import Place
+from jobs_lib.streams.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,10 +89,8 @@ class Publisher:
             # This takes a while, and the permit may be over then.
             yield partial(producer.learn, topic, period)
 
-    def send(
-        self, event: Event, acks: str, partition: int = ANY_PARTITION
-    ) -> Future[Place]:
-        """Send an event; the future has its place, or the error.
+    def send(self, event: Event, acks: str, partition: int = ANY_PARTITION) -> Outcome:
+        """Send an event; the outcome is its place, or the error.
 
         Raises:
             ConfigurationError: a setting of Kafka's client is unknown or unsafe.
@@ -145,6 +143,8 @@ class EventProducer:
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._fatal: KafkaError | None = None
         """Why the client sends nothing any more."""
+        self._heard: deque[tuple[Outcome, Place | Exception]] = deque()
+        """What became of events whose callers do not know yet."""
         self._producer = make_publisher(
             settings, acks, self._seconds, self._refusals.append, largest=largest
         )
@@ -176,15 +176,15 @@ class EventProducer:
             raise explain(error.args[0], self._settings, topic, "DESCRIBE") from None
         self.known[topic] = period
 
-    def send(self, event: Event, partition: int) -> Future[Place]:
+    def send(self, event: Event, partition: int) -> Outcome:
         """Send an event.
 
         Raises:
             KafkaException: the client refuses it.
             UnavailableError: the client's queue is full.
         """
-        future = _UnderWay()
-        heard = partial(self._settle, future, event)
+        outcome = Outcome()
+        heard = partial(self._hear, outcome, event)
         try:
             # Positional arguments: keywords would take a quarter of the call.
             self._producer.produce(
@@ -202,7 +202,7 @@ class EventProducer:
                 f"an event of {event.topic!r} was not sent: {len(self._producer):,} "
                 "events wait for Kafka already. Try again later"
             ) from None
-        return future
+        return outcome
 
     def explain(self, event: Event, error: KafkaError) -> Exception:
         """Say what became of an event that got an error instead of a place."""
@@ -250,30 +250,35 @@ class EventProducer:
             except KafkaException as error:
                 # It sends nothing more. Its events get their results at later polls.
                 self._fatal = error.args[0]
+            self._tell()
             yield
+        # What the last flush has heard.
+        self._tell()
 
-    def _settle(
+    def _hear(
         self,
-        future: Future[Place],
+        outcome: Outcome,
         event: Event,
         error: KafkaError | None,
         message: Message,
     ) -> None:
         if error is not None:
-            future.set_exception(self.explain(event, error))
+            self._heard.append((outcome, self.explain(event, error)))
             return
         self._refusals.clear()
         offset = message.offset()
         known = None if offset is None or offset < 0 else offset
-        future.set_result(Place(message.partition() or 0, known))
+        self._heard.append((outcome, Place(message.partition() or 0, known)))
 
+    def _tell(self) -> None:
+        """Wake the callers of all events that a poll has heard of, and not before.
 
-class _UnderWay(Future[Place]):
-    """The result of an event that nobody can call back."""
-
-    def cancel(self) -> bool:
-        """Refuse: a caller that is cancelled waits no longer, and the event goes on."""
-        return False
+        A caller that is awake while the others are still to be heard of would take
+        turns with this thread, and its next event would leave alone.
+        """
+        while self._heard:
+            outcome, result = self._heard.popleft()
+            outcome.settle(result)
 
 
 def _size(event: Event) -> int:

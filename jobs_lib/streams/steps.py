@@ -1,6 +1,6 @@
 """The steps of a publish, written once for plain and async callers.
 
-A publish is a generator. It yields what blocks: a function to call, the future of an
+A publish is a generator. It yields what blocks: a function to call, the outcome of an
 event, or a pause. A plain caller waits in its thread. For an async one, functions run
 in another thread, and its event loop goes on.
 """
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from jobs_lib.callers import Pause
+from jobs_lib.streams.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 R = TypeVar("R")
-Step: TypeAlias = Callable[[], Any] | Future[Any] | Pause
+Step: TypeAlias = Callable[[], Any] | Outcome | Pause
 Steps: TypeAlias = "Generator[Step, Any, R]"
 
 
@@ -56,8 +56,8 @@ async def run_async(steps: Steps[R]) -> R:
 
 
 def _do(step: Step) -> Any:
-    if isinstance(step, Future):
-        return step.result()
+    if isinstance(step, Outcome):
+        return step.wait()
     if isinstance(step, Pause):
         return time.sleep(step.seconds)
     return step()
@@ -66,8 +66,8 @@ def _do(step: Step) -> Any:
 async def _do_async(step: Step) -> Any:
     import asyncio
 
-    if isinstance(step, Future):
-        return await asyncio.wrap_future(step)
+    if isinstance(step, Outcome):
+        return await step.wait_async()
     if isinstance(step, Pause):
         return await asyncio.sleep(step.seconds)
     return await asyncio.to_thread(step)
