@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
@@ -82,6 +81,8 @@ class Transactor:
         """How often in a row the next record of a partition has failed."""
         self._held: dict[Partition, float] = {}
         """When partitions are tried again, by ``time.monotonic()``."""
+        self._fetched: dict[Partition, list[Message]] = {}
+        """The next records by partition; the one at the front has its turn."""
         name = f"transactional {declared.group}"
         self._loop = Loop(name, self._work, stopping=stopping)
         self.pulse = self._loop.pulse
@@ -97,6 +98,7 @@ class Transactor:
     def _work(self) -> Iterator[None]:
         self._next.clear()
         self._held.clear()
+        self._fetched.clear()
         consumer = None
         try:
             with self.pulse.elsewhere():
@@ -110,8 +112,8 @@ class Transactor:
             )
             while not self._loop.stopping.is_set():
                 self._resume(consumer)
-                for partition, messages in self._fetch(consumer).items():
-                    self._handle(consumer, partition, messages)
+                self._fetch(consumer)
+                self._handle_round(consumer)
                 yield
         except KafkaException as failure:
             name, settings = self._declared.topic, self._settings
@@ -121,21 +123,21 @@ class Transactor:
             if consumer is not None:
                 consumer.close()
 
-    def _fetch(self, consumer: Consumer) -> dict[Partition, list[Message]]:
-        """The next records by partition, without those that are not to be handled."""
-        found: dict[Partition, list[Message]] = defaultdict(list)
-        first = consumer.poll(_POLL_SECONDS)
+    def _fetch(self, consumer: Consumer) -> None:
+        """Fetch records, without those that are not to be handled."""
+        waiting = bool(self._fetched)
+        first = consumer.poll(0 if waiting else _POLL_SECONDS)
         if first is None:
-            return found
-        for message in [first, *consumer.consume(_MOST_RECORDS - 1, 0)]:
+            return
+        rest = [] if waiting else consumer.consume(_MOST_RECORDS - 1, 0)
+        for message in [first, *rest]:
             if (error := message.error()) is not None:
                 self._check(message, error)
                 continue
             partition = (message.topic() or "", message.partition() or 0)
             # Those of a partition that has left, or came and went meanwhile, are old.
             if (message.offset() or 0) >= self._next.get(partition, math.inf):
-                found[partition].append(message)
-        return found
+                self._fetched.setdefault(partition, []).append(message)
 
     def _check(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
@@ -151,10 +153,32 @@ class Transactor:
         if error.code() not in _QUIET:
             raise KafkaException(error)
 
+    def _handle_round(self, consumer: Consumer) -> None:
+        """Handle partitions in turn; those for which there is no time left wait.
+
+        Kafka takes all partitions from a member that has not polled for long. So a
+        round is over soon after the call during which its time has ended, however many
+        partitions there are.
+        """
+        until = time.monotonic() + self._settings.consumer_block_seconds
+        while self._fetched:
+            partition = next(iter(self._fetched))
+            messages = self._fetched.pop(partition)
+            self._handle(consumer, partition, messages, until)
+            if self._is_over(until):
+                break
+
+    def _is_over(self, until: float) -> bool:
+        return time.monotonic() > until or self._loop.stopping.is_set()
+
     def _handle(
-        self, consumer: Consumer, partition: Partition, messages: list[Message]
+        self,
+        consumer: Consumer,
+        partition: Partition,
+        messages: list[Message],
+        until: float,
     ) -> None:
-        """Handle a block; what is not handled now is read again."""
+        """Handle a block; what is not handled by its time is read again."""
         if partition in self._failures:
             # Only so are the records before the one that fails committed.
             messages, rest = messages[:1], messages[1:]
@@ -162,7 +186,6 @@ class Transactor:
             rest = []
         events: list[Event] = []
         done, failure = 0, None
-        until = time.monotonic() + self._settings.consumer_block_seconds
         for message in messages:
             try:
                 with self.pulse.elsewhere():
@@ -171,7 +194,7 @@ class Transactor:
                 failure = error
                 break
             done += 1
-            if time.monotonic() > until or self._loop.stopping.is_set():
+            if self._is_over(until):
                 break
         if done:
             following = (messages[done - 1].offset() or 0) + 1
@@ -248,5 +271,5 @@ class Transactor:
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # It is called in a poll, so no transaction is open.
         for at in partitions:
-            for kept in (self._next, self._failures, self._held):
+            for kept in (self._next, self._failures, self._held, self._fetched):
                 kept.pop((at.topic, at.partition), None)

@@ -1,0 +1,148 @@
+"""A function that makes events in Kafka's transactions, and how long it may take."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from jobs_lib.consuming.transactor import Transactor
+from tests.support.apps import heard, running
+from tests.support.records import key_of, produce, read_committed
+
+pytestmark = pytest.mark.expects("fenced", "loop.failed")
+
+LIMIT = {"max.poll.interval.ms": "6000"}
+"""How long a call may take; by default it is five minutes."""
+
+
+@pytest.fixture
+def target(own_broker) -> str:
+    """The topic of what is made."""
+    return own_broker.create(2)
+
+
+@pytest.fixture
+def make_transactor(make, name, monkeypatch):
+    """A function that runs a function, which first meets records of both partitions."""
+    made: list[Transactor] = []
+
+    def make_one(function, **settings) -> tuple[Transactor, list[str]]:
+        app = make(**settings)
+        app.transactional(name, group=f"{name}-copy")(function)
+        (declared,) = app.transactionals
+        transactor = Transactor(app.settings, declared, uuid4(), "pod")
+        fetch, polls = transactor._fetch, []
+
+        def fetch_both(consumer) -> None:
+            while True:
+                fetch(consumer)
+                if polls or len(transactor._fetched) == 2:
+                    break
+            polls.append("poll")
+
+        monkeypatch.setattr(transactor, "_fetch", fetch_both)
+        made.append(transactor)
+        return transactor, polls
+
+    yield make_one
+    for transactor in made:
+        transactor.stop()
+
+
+def send(broker, topic: str, numbers: range) -> None:
+    """Produce numbers into both partitions."""
+    events: list[tuple[str | None, Any]] = [
+        (key_of(n % 2, 2), {"n": n}) for n in numbers
+    ]
+    produce(broker.bootstrap_servers, topic, events)
+
+
+@pytest.mark.guarantee("T19")
+def test_a_call_that_takes_too_long_commits_nothing_and_others_take_over(
+    make, own_broker, name, target, read_log, wait_for
+):
+    may_end = threading.Event()
+    called: list[str] = []
+    apps = [make(pod=f"pod-{n}", kafka=LIMIT) for n in range(2)]
+
+    def declare(app):
+        stream = app.stream(target)
+
+        @app.transactional(name, group=f"{name}-copy")
+        def copy(record):
+            n = record.value["n"]
+            if n == 0:
+                called.append(app.settings.pod)
+                if len(called) == 1:
+                    may_end.wait(120)
+            return stream.event(record.key, {"n": n, "pod": app.settings.pod})
+
+    for app in apps:
+        declare(app)
+    send(own_broker, name, range(10))
+    with heard("loop.failed") as failed, running(apps[0], "consumers"):
+        wait_for(lambda: called, timeout=30, what="it is called")
+        with running(apps[1], "consumers"):
+            wait_for(
+                lambda: len(read_log(target)) == 10,
+                timeout=60,
+                what=lambda: f"the other one makes all {read_log(target)}",
+            )
+            may_end.set()
+            wait_for(lambda: failed, timeout=30, what="its commit is refused")
+            send(own_broker, name, range(10, 20))
+            wait_for(
+                lambda: len(read_log(target)) >= 20, timeout=60, what="all are made"
+            )
+    made = sorted((one.json["n"], one.json["pod"]) for one in read_log(target))
+    assert [n for n, _ in made] == [*range(20)]
+    assert {pod for n, pod in made if n % 2 == 0 and n < 10} == {"pod-1"}
+    committed = read_committed(own_broker.bootstrap_servers, f"{name}-copy", name)
+    assert committed == {0: 10, 1: 10}
+
+
+@pytest.mark.guarantee("T19")
+def test_a_member_polls_between_slow_calls_however_many_partitions_it_has(
+    make_transactor, own_broker, name, wait_for
+):
+    steps: list[str]
+    called: list[int] = []
+
+    def note(record) -> None:
+        called.append(record.value["n"])
+        steps.append("call")
+
+    send(own_broker, name, range(10))
+    # The time of a block is over after each call.
+    transactor, steps = make_transactor(note, consumer_block_seconds=1e-6)
+    transactor.start()
+    wait_for(lambda: len(called) == 10, timeout=60, what=lambda: f"all: {called}")
+    assert ("call", "call") not in pairwise(steps)
+    # Partitions take turns, and each keeps its order.
+    assert {n % 2 for n in called[:2]} == {0, 1}
+    assert [n for n in called if n % 2] == [1, 3, 5, 7, 9]
+    assert [n for n in called if not n % 2] == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.guarantee("T19")
+def test_a_stop_ends_with_the_call_that_runs_and_commits_what_is_done(
+    make_transactor, own_broker, name
+):
+    called: list[int] = []
+
+    def end(record) -> None:
+        called.append(record.partition)
+        threading.Thread(target=transactor.stop).start()
+        assert transactor._loop.stopping.wait(30)
+
+    send(own_broker, name, range(10))
+    transactor, _ = make_transactor(end, consumer_block_seconds=60)
+    transactor.start()
+    transactor._loop._thread.join(60)
+    (partition,) = called
+    committed = read_committed(own_broker.bootstrap_servers, f"{name}-copy", name)
+    assert (committed or {}).get(partition) == 1
