@@ -48,10 +48,14 @@ where o.topic = %(topic)s and o.partition = %(partition)s
     and o.consumer_group = any (%(groups)s::text[]) and o.next_offset is not null
 
 -- name: forget_requests
+-- The clock is read once, and the oldest come first: only so the index by age is used, and
+-- the young ones are not read.
 with forgotten as (
     delete from {schema}.requests where ctid = any (array(
         select r.ctid from {schema}.requests r
-        where r.remembered_at < clock_timestamp() - make_interval(secs => %(seconds)s::float8)
+        where r.remembered_at
+            < (select clock_timestamp() - make_interval(secs => %(seconds)s::float8))
+        order by r.remembered_at
         limit %(rows)s
         for update skip locked
     ))
