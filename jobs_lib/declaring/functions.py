@@ -42,6 +42,20 @@ def refuse_misplaced(misplaced: tuple[object, ...], decorator: str) -> None:
     )
 
 
+def refuse_unfit(unfit: Mapping[str, object]) -> None:
+    """Refuse arguments of ``app.batch`` that only ``app.job`` has, such as ``after``.
+
+    Raises:
+        ConfigurationError: there are any.
+    """
+    if unfit:
+        names = ", ".join(f"`{name}`" for name in unfit)
+        raise ConfigurationError(
+            f"@app.batch takes no {names}: one call handles several jobs, which start "
+            "together. Leave it out, or declare a type of single jobs by @app.job"
+        )
+
+
 def check_function(function: object, what: str) -> None:
     """Refuse a function whose call does nothing, or which lacks needed parameters.
 

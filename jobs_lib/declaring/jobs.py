@@ -23,6 +23,7 @@ from jobs_lib.declaring.functions import (
     check_job,
     check_takes,
     refuse_misplaced,
+    refuse_unfit,
 )
 from jobs_lib.declaring.names import check_pairs
 from jobs_lib.errors import ConfigurationError
@@ -191,6 +192,7 @@ class JobDeclarations:
         rules: Mapping[type[BaseException], Rule | int] | None = None,
         workers: int | Workers | None = None,
         discarded_is_done: bool = False,
+        **unfit: Never,
     ) -> Callable[[Callable[[list[Item[T]]], None]], JobType[[T]]]:
         """Declare a function that handles several jobs of a type in one call.
 
@@ -211,11 +213,14 @@ class JobDeclarations:
             rules: see there.
             workers: how many calls run at once in a process; see there.
             discarded_is_done: see there.
+            **unfit: none: what else :meth:`job` takes counts for single jobs.
 
         Raises:
-            ConfigurationError: the name is taken, or the signature is a different one.
+            ConfigurationError: the name is taken, or the signature is a different one,
+                or an argument is one of single jobs.
         """
         refuse_misplaced(misplaced, "app.batch")
+        refuse_unfit(unfit)
         frame = sys._getframe(1)
         names = {**frame.f_globals, **frame.f_locals}
         if not isinstance(size, int) or not 2 <= size <= 10_000:

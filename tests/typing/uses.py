@@ -207,6 +207,7 @@ def by_text(record: Record[Flight], conn: Connection[Any]) -> None: ...
 
 app.consumer("flights", group="by-float", key_type=float)  # error
 app.consumer("flights", group="per-batch", per="batch")  # error
+app.batch(after=[("flights", "by-number")])  # error
 app.consumer(Exact("their.flights"), group=Exact("theirs"))
 
 

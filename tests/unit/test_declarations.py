@@ -310,6 +310,11 @@ def test_a_batch_with_invalid_arguments_is_refused(app):
     ):
         with pytest.raises(ConfigurationError, match=says):
             app.batch(**arguments)(handle_items)
+    for unfit in ("after", "limit", "rate", "time_limit", "last_only", "debounce"):
+        says = f"@app.batch takes no `{unfit}`: .* by @app.job"
+        with pytest.raises(ConfigurationError, match=says):
+            app.batch(**{unfit: [("payments", "relations")]})(handle_items)
+    assert not app.jobs
     assert app.batch(retry=3)(handle_items).retry == exponential(max_attempts=3)
     assert app.job(rate=Rate(1))(plain).rate == Rate(1)
 
