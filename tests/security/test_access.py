@@ -315,6 +315,68 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
         assert found == {f"k{n}": [*range(n, 60, 3)] for n in range(3)}
 
 
+def declare_copying(app, read, written):
+    """Let a function make events of a topic's records, in transactions."""
+    stream = app.stream(written)
+
+    @app.transactional(read, group=f"{read}-group")
+    def copy(record):
+        return stream.event(record.key, record.value)
+
+
+@pytest.mark.parametrize("missing", ["TOPIC", "GROUP"])
+def test_a_transactional_function_that_may_not_read_does_not_start(
+    secured_app, secured_topic, grant, missing
+):
+    read, written = secured_topic(), secured_topic()
+    names = {"TOPIC": read, "GROUP": f"{read}-group"}
+    for kind, name in names.items():
+        if kind != missing:
+            grant("alice", kind, name, "READ")
+    app = secured_app()
+    declare_copying(app, read, written)
+    assert re.search(f"alice' READ on the .*'{names[missing]}'", refuse(app))
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("T19", "FS10")
+def test_a_transactional_function_needs_the_rights_of_the_page_and_no_more(
+    secured, secured_app, secured_topic, grant, wait_for
+):
+    read, written = secured_topic(), secured_topic()
+    grant("alice", "TOPIC", read, "READ")
+    grant("alice", "GROUP", f"{read}-group", "READ")
+    app = secured_app()
+    declare_copying(app, read, written)
+    servers = secured.bootstrap_servers
+    produce(servers, read, [("a", 1)])
+    with (
+        heard("loop.failed", "record.failed") as failed,
+        running(app, "consumers"),
+    ):
+        id_ = f"'jobs_lib-[^']*-{read}-group-{app.settings.pod}'"
+        denied = f"AccessError: .*alice' WRITE on the transactional id {id_}"
+        wait_for(
+            lambda: failed and re.search(denied, failed[-1][1]["error"]),
+            timeout=30,
+            what=lambda: f"the id is denied: {failed}",
+        )
+        grant("alice", "TRANSACTIONAL_ID", "jobs_lib-", "WRITE", prefixed=True)
+        wait_for(
+            lambda: failed[-1][0] == "record.failed",
+            timeout=30,
+            what=lambda: f"the stream is denied: {failed}",
+        )
+        told = failed[-1][1]["error"]
+        assert f"Kafka refuses an event for '{written}': TOPIC_AUTHORIZATION" in told
+        assert "may this client write to it" in told
+        assert read_topic(servers, written) == []
+        grant("alice", "TOPIC", written, "WRITE")
+        wait_for(lambda: read_topic(servers, written), timeout=30, what="it is made")
+    assert [one.json for one in read_topic(servers, written)] == [1]
+    assert CANARY not in str(failed)
+
+
 def allow(grant, user, read, written):
     """Grant all rights that a service needs, and no more."""
     grant(user, "TOPIC", read, "READ")

@@ -63,3 +63,23 @@ def read_log(own_broker) -> Callable[..., list[Seen]]:
         return [one for one in seen if key in (None, one.key)]
 
     return read
+
+
+@pytest.fixture
+def await_read(admin, read_log, wait_for):
+    """A function that waits until a group has handled all of a topic."""
+
+    def wait(topic: str, group: str) -> None:
+        ends = {one.partition: one.offset + 1 for one in read_log(topic)}
+        query = (
+            "select partition, next_offset from jobs_lib.offsets"
+            " where topic = %s and consumer_group = %s"
+        )
+
+        def is_read() -> bool:
+            found = admin.execute(query, (topic, group)).fetchall()
+            return {*ends.items()} <= {*found}
+
+        wait_for(is_read, timeout=30, what=f"{group} has read {topic}")
+
+    return wait

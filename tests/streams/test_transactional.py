@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import string
 import threading
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import pytest
 
-from jobs_lib import ConfigurationError
+from jobs_lib import ConfigurationError, Record, RefusedError
 from tests.support.apps import heard, running
 from tests.support.processes.processors import COPY_STEPS, declare_copying
 from tests.support.processes.publishers import MAY_PUBLISH
@@ -18,6 +19,13 @@ from tests.support.records import key_of, produce, read_committed, read_topic
 pytestmark = pytest.mark.expects("fenced", "loop.failed")
 
 QUICKLY = {"offered"}
+
+
+@dataclass
+class Order:
+    """The value of a record."""
+
+    numbers: list[int]
 
 
 @pytest.fixture
@@ -201,6 +209,29 @@ def test_an_event_that_kafka_refuses_is_aborted_with_its_block(
         may_go_on.set()
         assert await_copies(10) == [*range(10)]
     assert len(read_log(small)) == 10
+
+
+@pytest.mark.guarantee("T19")
+def test_a_function_gets_typed_records_and_returns_no_event_one_or_several(
+    make, own_broker, name, target, await_copies
+):
+    def refuse(*_: object) -> NoReturn:
+        raise RefusedError("nobody asks")
+
+    app = make()
+    stream = app.stream(target, check=refuse, current=refuse)
+
+    @app.transactional(name, group=f"{name}-copy", value=Order, key_type=int)
+    def copy(record: Record[Order, int]) -> Any:
+        order, key = record.value, record.key
+        events = [stream.event(str(key), {"n": n}) for n in order.numbers]
+        return {0: None, 1: events[0] if events else None}.get(key, tuple(events))
+
+    orders = [("0", [7]), ("1", [1]), ("2", [2, 3]), ("3", []), ("4", [4])]
+    events = [(key, {"numbers": numbers}) for key, numbers in orders]
+    produce(own_broker.bootstrap_servers, name, events)
+    with running(app, "consumers"):
+        assert await_copies(4) == [1, 2, 3, 4]
 
 
 def test_what_cannot_be_transactional_is_refused(make):

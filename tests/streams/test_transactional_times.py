@@ -1,4 +1,4 @@
-"""A function that makes events in Kafka's transactions, and how long it may take."""
+"""How long a function that makes events may take, and where it goes on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from jobs_lib.consuming.transactor import Transactor
 from tests.support.apps import heard, running
+from tests.support.processes.processors import declare_copying
 from tests.support.records import key_of, produce, read_committed
 
 pytestmark = pytest.mark.expects("fenced", "loop.failed")
@@ -146,3 +148,63 @@ def test_a_stop_ends_with_the_call_that_runs_and_commits_what_is_done(
     (partition,) = called
     committed = read_committed(own_broker.bootstrap_servers, f"{name}-copy", name)
     assert (committed or {}).get(partition) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("T19")
+def test_a_process_of_another_name_goes_on_behind_an_open_transaction(
+    start_process, database_url, own_broker, make, name, target, read_log, wait_for
+):
+    send(own_broker, name, range(10))
+    dying = start_process(
+        "copies",
+        database_url,
+        kafka_bootstrap_servers=own_broker.bootstrap_servers,
+        source=name,
+        target=target,
+        step="offered",
+        pod="copier",
+    )
+    dying.wait_for_line("dying around")
+    dying.wait()
+    app = make(pod="other")
+    declare_copying(app, name, target)
+    with running(app, "consumers"):
+        wait_for(lambda: len(read_log(target)) >= 10, timeout=90, what="all are made")
+    assert sorted(one.json["n"] for one in read_log(target)) == [*range(10)]
+
+
+@pytest.mark.guarantee("T19")
+def test_a_function_whose_next_record_is_gone_stands_still_until_its_offset_is_set(
+    make, own_broker, name, target, read_log, wait_for
+):
+    group, admin = f"{name}-copy", own_broker.admin
+
+    def run() -> Any:
+        app = make()
+        declare_copying(app, name, target)
+        return running(app, "consumers")
+
+    def read() -> list[int]:
+        return sorted(one.json["n"] for one in read_log(target))
+
+    send(own_broker, name, range(4))
+    with run():
+        wait_for(lambda: len(read()) == 4, timeout=30, what="the first ones are made")
+    send(own_broker, name, range(4, 10))
+    upto = [TopicPartition(name, n, 3) for n in range(2)]
+    for future in admin.delete_records(upto).values():
+        future.result()
+    with heard("loop.failed") as failed, run():
+        wait_for(lambda: len(failed) > 1, timeout=30, what="it says so again")
+        assert "OffsetError" in failed[0][1]["error"]
+        assert f"at offset 2 of {name}/" in failed[0][1]["error"]
+        assert "set the group's offset in Kafka" in failed[0][1]["error"]
+        assert read() == [0, 1, 2, 3]
+    # As Kafka's own tools do it.
+    places = [ConsumerGroupTopicPartitions(group, upto)]
+    for future in admin.alter_consumer_group_offsets(places).values():
+        future.result()
+    with run():
+        wait_for(lambda: len(read()) == 8, timeout=30, what="the others are made")
+    assert read() == [0, 1, 2, 3, 6, 7, 8, 9]

@@ -67,6 +67,24 @@ def changes(app: App, topic: str, step: str) -> None:
     die_around(*(CALLS | _OF_JOBS)[step])
 
 
+def declare_forwarding(app: App, source: str, target: str) -> None:
+    """Declare a handler that notes each record, and publishes an event by it."""
+    forwarded = app.stream(target)
+
+    @app.consumer(source, group=source)
+    def forward(record: Record, conn: Any) -> None:
+        conn.execute("insert into tenants values (%s)", [record.key])
+        forwarded.publish(str(record.key), record.value, by=record)
+
+
+@kind("consumers", publish_timeout=2)
+def forwards(app: App, source: str, target: str, step: str | None = None) -> None:
+    """Forward records, and die at a step of the first one."""
+    declare_forwarding(app, source, target)
+    if step:
+        die_around(*CALLS[step])
+
+
 def declare_registration(app: App, topic: str, provider: str, *, by_job: bool) -> None:
     """Declare a handler that creates a tenant if absent, and has it registered."""
 
