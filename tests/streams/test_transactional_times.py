@@ -37,7 +37,8 @@ def make_transactor(make, name, monkeypatch):
         app.transactional(name, group=f"{name}-copy")(function)
         (declared,) = app.transactionals
         transactor = Transactor(app.settings, declared, uuid4(), "pod")
-        fetch, polls = transactor._fetch, []
+        fetch = transactor._fetch
+        polls: list[str] = []
 
         def fetch_both(consumer) -> None:
             while True:
@@ -64,12 +65,16 @@ def send(broker, topic: str, numbers: range) -> None:
 
 
 @pytest.mark.guarantee("T19")
+@pytest.mark.parametrize(
+    "protocol", ["classic", pytest.param("consumer", marks=pytest.mark.slow)]
+)
 def test_a_call_that_takes_too_long_commits_nothing_and_others_take_over(
-    make, own_broker, name, target, read_log, wait_for
+    make, own_broker, name, target, read_log, wait_for, protocol
 ):
     may_end = threading.Event()
     called: list[str] = []
-    apps = [make(pod=f"pod-{n}", kafka=LIMIT) for n in range(2)]
+    settings = {"kafka": LIMIT, "group_protocol": protocol}
+    apps = [make(pod=f"pod-{n}", **settings) for n in range(2)]
 
     def declare(app):
         stream = app.stream(target)
