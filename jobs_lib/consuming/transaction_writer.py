@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import JobsError, UnavailableError
 from jobs_lib.kafka.client import init_transactions, make_producer
-from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal
+from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal, is_soon_over
 
 if TYPE_CHECKING:
     import threading
@@ -66,20 +66,24 @@ class TransactionWriter:
             AccessError: Kafka denies the right to the id.
             KafkaException: no broker answers.
         """
-        producer = make_producer(
-            self._settings, self._name, self._timeout, largest=self._largest
-        )
+        producer = self._make()
         until = time.monotonic() + self._timeout
         while (error := init_transactions(producer, self._timeout)) is not None:
             denied = find_refusal(error, self._settings, self._name, "WRITE")
             if denied is not None:
                 raise denied
-            # Such as a coordinator that still loads.
-            is_over = time.monotonic() > until or self._stopping.is_set()
-            if is_over or not error.retriable():
+            is_late = time.monotonic() > until or self._stopping.is_set()
+            if is_late or not is_soon_over(error):
                 raise KafkaException(error)
+            if not error.retriable():
+                producer = self._make()
             self._stopping.wait(RECONNECT.delay(1))
         self._producer = producer
+
+    def _make(self) -> Producer:
+        return make_producer(
+            self._settings, self._name, self._timeout, largest=self._largest
+        )
 
     def close(self) -> None:
         """Abort what is open, and close the producer."""

@@ -80,6 +80,15 @@ _OUT_OF_DATE, _OTHER_HOST = {9, 10}, {62, 64}
 _SECONDS = 2.0
 
 
+def is_soon_over(error: KafkaError) -> bool:
+    """Whether a client should just try again: such as while a coordinator loads.
+
+    librdkafka calls some of these errors final, where it has asked a broker that is
+    not yet, or no longer, the coordinator.
+    """
+    return error.retriable() or error.code() in SOON
+
+
 def find_refusal(
     error: KafkaError, settings: Settings, name: str = "", right: str = "this"
 ) -> AccessError | None:

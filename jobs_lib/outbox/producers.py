@@ -13,7 +13,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import init_transactions, make_producer, poll_events
-from jobs_lib.kafka.refusal import OF_TOPIC, find_refusal
+from jobs_lib.kafka.refusal import OF_TOPIC, find_refusal, is_soon_over
 from jobs_lib.kafka.refusal import explain as explain_error
 from jobs_lib.outbox.block import as_records, others
 from jobs_lib.outbox.messages import (
@@ -148,9 +148,12 @@ class ShardProducers:
             refusals.append(refusal)
             telemetry.emit("loop.failed", loop=f"relay shard {shard}", error=refusal)
 
-        producer = make_producer(
-            self._settings, name, self._timeout, report, largest=self._largest
-        )
+        def make() -> Producer:
+            return make_producer(
+                self._settings, name, self._timeout, report, largest=self._largest
+            )
+
+        producer = make()
         deadline = time.monotonic() + self._timeout
         while (error := init_transactions(producer, self._timeout)) is not None:
             denied = find_refusal(error, self._settings, name, "WRITE")
@@ -159,9 +162,10 @@ class ShardProducers:
             poll_events(producer)
             if denied is not None or refusals:
                 raise denied or refusals[-1]
-            # Retriable: such as a coordinator that still loads, on a new broker.
-            if not error.retriable() or time.monotonic() > deadline:
+            if not is_soon_over(error) or time.monotonic() > deadline:
                 raise KafkaException(error)
+            if not error.retriable():
+                producer = make()
             self._stopping.wait(RECONNECT.delay(1))
         return producer
 

@@ -13,10 +13,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from jobs_lib.kafka import client
 from jobs_lib.kafka.reach import Reach
+from jobs_lib.outbox import producers as producers_module
 from jobs_lib.outbox.block import LIVE, OutboxRecord
 from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.settings import load_settings
 from tests.support import create_topic, delete_topics
+from tests.support.apps import heard
 from tests.support.records import read_topic
 from tests.support.waiting import linger, wait_for
 
@@ -211,3 +213,28 @@ def test_processes_that_fence_one_another_live_on(own_broker, run_process):
         fencers[-1].resume()
     for fencer in fencers:
         assert fencer.wait(timeout=90) == 0, fencer.output
+
+
+@pytest.mark.guarantee("FK14")
+def test_a_coordinator_that_is_none_yet_is_asked_again(
+    bootstrap_servers, make, topic, monkeypatch
+):
+    asked: list[Producer] = []
+    init = client.init_transactions
+
+    def init_late(producer: Producer, timeout: float) -> KafkaError | None:
+        asked.append(producer)
+        if len(asked) == 1:
+            return KafkaError(KafkaError.NOT_COORDINATOR)
+        return init(producer, timeout)
+
+    monkeypatch.setattr(producers_module, "init_transactions", init_late)
+    name, producers = topic(1), make(bootstrap_servers)
+    with heard("loop.failed") as told:
+        wait_for(lambda: not producers.fence_off({0}), timeout=60)
+    assert told == []
+    # Its client takes that for the answer, and is not asked again.
+    assert asked[0] is not asked[1]
+    producers.send(0, block(name), lambda: None)
+    assert len(read_topic(bootstrap_servers, name)) == 5
+    producers.close()
