@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
-    from jobs_lib.reexport import Loading, Progress
+    from jobs_lib.reexport import LagLimit, Loading, Progress, Window
 
 
 class SparkEngine:
@@ -60,12 +60,13 @@ def start(
     database: Database,
     entity: Entity,
     *,
-    rate: int,
+    rate: int | Window,
     engine: Literal["spark", "sql"] = "spark",
     master: str | None = None,
     ranges: int | None = None,
     chunk: int = CHUNK,
     ahead: int = AHEAD,
+    watch_lag: LagLimit | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
@@ -73,12 +74,14 @@ def start(
     Args:
         database: holds the entity's table and the library's schema.
         entity: what ``@app.entity`` declared.
-        rate: records a minute at the topic.
+        rate: records a minute at the topic; or the hours of the day in which all keys
+            are to be sent.
         engine: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
         ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job.
         ahead: keys that may be loaded and not yet sent; with more, the call waits.
+        watch_lag: a group, and the lag above which it pauses the re-export.
         on_progress: called before each wave of ranges and at the end.
 
     Raises:
@@ -93,5 +96,6 @@ def start(
             ranges=ranges,
             chunk=chunk,
             ahead=ahead,
+            watch_lag=watch_lag,
             on_progress=on_progress,
         )

@@ -1,4 +1,4 @@
-"""The commands `jobs-lib reexport start | status | rate | pause | resume | cancel`."""
+"""The commands `jobs-lib reexport plan | start | status | list | rate | pause | …`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from rich.progress import Progress as Bar
 
 from jobs_lib import reexport as api
 from jobs_lib.app import load_app
+from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
-from jobs_lib.reexport.control import check_rate
+from jobs_lib.kafka.lag import find_readers
+from jobs_lib.kafka.places import read_committed
+from jobs_lib.reexport.control import REACHED, check_lag_limit, check_rate
 from jobs_lib.reexport.run import CHUNK
 from spark_bridge.engine import start as start_reexport
 
@@ -25,12 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jobs_lib.app import App
+    from jobs_lib.kafka.lag import Readers
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
-    from jobs_lib.reexport import Plan, Progress
+    from jobs_lib.reexport import Progress
 
 _WATCH_SECONDS = 0.5
 _SHOWN_RANGES = 10
+_LISTED = (
+    "id", "entity", "state", "rate", "total", "sent", "superseded", "started_at",
+    "eta", "finished_at",
+)  # fmt: skip
 
 _app = click.option(
     "--app",
@@ -41,7 +49,16 @@ _app = click.option(
     help="The app that declares the entity. Also JOBS_LIB_APP.",
 )
 _entity = click.argument("name", metavar="ENTITY")
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_rate = click.option("--rate", type=int, help="Records a minute.")
+_window = click.option(
+    "--window",
+    metavar="HH:MM-HH:MM",
+    help="Instead of a rate: hours of the day in which all keys are to be sent.",
+)
+_tz = click.option("--tz", help="Time zone of the window. Defaults to this machine's.")
+_ranges = click.option(
+    "--ranges", type=int, help="Defaults to one for each 10,000 keys."
+)
 
 
 @click.group()
@@ -52,7 +69,31 @@ def reexport() -> None:
 @reexport.command()
 @_entity
 @_app
-@click.option("--rate", type=int, required=True, help="Records a minute.")
+@_rate
+@_window
+@_tz
+@_ranges
+@json_option
+def plan(
+    name: str,
+    path: str,
+    rate: int | None,
+    window: str | None,
+    tz: str | None,
+    ranges: int | None,
+    as_json: bool,
+) -> None:
+    """Show the ranges, the rate, the end, and who reads the topic; change nothing."""
+    app, entity = _find(path, name)
+    _print_plan(app, entity, _choose(rate, window, tz), ranges, as_json)
+
+
+@reexport.command()
+@_entity
+@_app
+@_rate
+@_window
+@_tz
 @click.option(
     "--engine",
     type=click.Choice(["spark", "sql"]),
@@ -61,43 +102,53 @@ def reexport() -> None:
     help="Load the keys by Spark, or by this process alone.",
 )
 @click.option("--master", help="Spark's master. Defaults to this machine.")
-@click.option("--ranges", type=int, help="Defaults to one for each 10,000 keys.")
+@_ranges
 @click.option(
     "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
 )
-@click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
+@click.option(
+    "--watch-lag",
+    "limit",
+    metavar="GROUP:RECORDS",
+    help="Pause while this group of the topic is further behind.",
+)
+@click.option("--dry-run", is_flag=True, help="As `plan`.")
 @click.option("--watch", is_flag=True, help="Show the progress until the end.")
-@_json
+@json_option
 def start(
     name: str,
     path: str,
-    rate: int,
+    rate: int | None,
+    window: str | None,
+    tz: str | None,
     engine: str,
     master: str | None,
     ranges: int | None,
     chunk: int,
+    limit: str | None,
     dry_run: bool,
     watch: bool,
     as_json: bool,
 ) -> None:
     """Begin a re-export, or continue one that was interrupted."""
     app, entity = _find(path, name)
-    database = app.database()
+    chosen = _choose(rate, window, tz)
+    watched = None if limit is None else _find_limit(app, entity, limit)
     if dry_run:
-        with database.connect("re-export plan") as connection:
-            plan = api.plan_ranges(connection, database.queries, entity, ranges)
-        _print_plan(entity, plan, check_rate(rate), as_json)
+        _print_plan(app, entity, chosen, ranges, as_json)
         return
+    database = app.database()
 
     def load() -> Progress:
         return start_reexport(
             database,
             entity,
-            rate=rate,
+            rate=chosen,
             engine="sql" if engine == "sql" else "spark",
             master=master,
             ranges=ranges,
             chunk=chunk,
+            watch_lag=watched,
             on_progress=None if as_json else _once(_print_begin),
         )
 
@@ -113,7 +164,7 @@ def start(
 @_entity
 @_app
 @click.option("--watch", is_flag=True, help="Show the progress until the end.")
-@_json
+@json_option
 def status(name: str, path: str, watch: bool, as_json: bool) -> None:
     """Show the progress of the latest re-export."""
     database = _database(path, name)
@@ -122,11 +173,45 @@ def status(name: str, path: str, watch: bool, as_json: bool) -> None:
     _print(api.status(database, name), as_json)
 
 
+@reexport.command("list")
+@_app
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=50,
+    show_default=True,
+    help="How many at most.",
+)
+@json_option
+def list_all(path: str, limit: int, as_json: bool) -> None:
+    """List the latest re-exports of all entities, newest first."""
+    found = api.list_latest(load_app(path).database(), limit)
+    columns = [one.name for one in dataclasses.fields(api.Progress)]
+    rows = [dataclasses.astuple(one) for one in found]
+    if not as_json:
+        places = [columns.index(one) for one in _LISTED]
+        columns = list(_LISTED)
+        rows = [tuple(row[place] for place in places) for row in rows]
+    show(columns, rows, as_json)
+
+
+@reexport.command("watch-lag")
+@_entity
+@click.argument("limit", metavar="GROUP:RECORDS|off")
+@_app
+@json_option
+def watch_lag(name: str, limit: str, path: str, as_json: bool) -> None:
+    """Pause it while a group that reads its topic is further behind than this."""
+    app, entity = _find(path, name)
+    watched = None if limit == "off" else _find_limit(app, entity, limit)
+    _print(api.watch_lag(app.database(), name, watched), as_json)
+
+
 @reexport.command()
 @_entity
 @click.argument("records", type=int, metavar="RATE")
 @_app
-@_json
+@json_option
 def rate(name: str, records: int, path: str, as_json: bool) -> None:
     """Change the rate, in records a minute."""
     _print(api.set_rate(_database(path, name), name, records), as_json)
@@ -135,7 +220,7 @@ def rate(name: str, records: int, path: str, as_json: bool) -> None:
 @reexport.command()
 @_entity
 @_app
-@_json
+@json_option
 def pause(name: str, path: str, as_json: bool) -> None:
     """Stop sending records until the re-export is resumed."""
     _print(api.pause(_database(path, name), name), as_json)
@@ -144,7 +229,7 @@ def pause(name: str, path: str, as_json: bool) -> None:
 @reexport.command()
 @_entity
 @_app
-@_json
+@json_option
 def resume(name: str, path: str, as_json: bool) -> None:
     """Continue after a pause, without a burst."""
     _print(api.resume(_database(path, name), name), as_json)
@@ -153,7 +238,7 @@ def resume(name: str, path: str, as_json: bool) -> None:
 @reexport.command()
 @_entity
 @_app
-@_json
+@json_option
 def cancel(name: str, path: str, as_json: bool) -> None:
     """End the re-export for good."""
     _print(api.cancel(_database(path, name), name), as_json)
@@ -172,6 +257,33 @@ def _find(path: str, name: str) -> tuple[App, Entity]:
 
 def _database(path: str, name: str) -> Database:
     return _find(path, name)[0].database()
+
+
+def _choose(rate: int | None, window: str | None, tz: str | None) -> int | api.Window:
+    """The rate that the options name, or the window."""
+    if (rate is None) == (window is None):
+        raise ReexportError(
+            "say how fast it is: either --rate, in records a minute, or --window, such "
+            "as 22:00-06:00"
+        )
+    if rate is not None:
+        return check_rate(rate)
+    assert window is not None
+    return api.parse_window(window, tz)
+
+
+def _find_limit(app: App, entity: Entity, text: str) -> api.LagLimit:
+    """Parse a limit, and refuse a group that does not read the topic."""
+    limit = check_lag_limit(api.parse_lag_limit(text))
+    topic = entity.topic.name
+    if not read_committed(app.settings, limit.group, topic):
+        known = [one.group for one in find_readers(app.settings, topic).groups]
+        raise ReexportError(
+            f"the group {limit.group!r} has committed no offset of {topic!r}, so its "
+            f"lag says nothing (groups that have: {', '.join(known) or 'none'}): give "
+            "one of these"
+        )
+    return limit
 
 
 def _print_begin(progress: Progress) -> None:
@@ -257,14 +369,32 @@ def _until(eta: datetime | None) -> str:
     return f", ends {eta.astimezone():%Y-%m-%d %H:%M}" if eta else ""
 
 
-def _print_plan(entity: Entity, plan: Plan, rate: int, as_json: bool) -> None:
-    minutes = plan.total / (rate * 0.975)
-    ends = datetime.now(UTC) + timedelta(minutes=minutes)
+def _print_plan(
+    app: App,
+    entity: Entity,
+    rate: int | api.Window,
+    ranges: int | None,
+    as_json: bool,
+) -> None:
+    database = app.database()
+    with database.connect("re-export plan") as connection:
+        plan = api.plan_ranges(connection, database.queries, entity, ranges)
+    begins, window = datetime.now(UTC), None
+    if not isinstance(rate, int):
+        window = api.find_span(rate)
+        begins, rate = window.begin, api.find_rate(plan.total, window)
+    minutes = plan.total / (rate * REACHED)
+    ends = begins + timedelta(minutes=minutes)
+    readers = None
+    if app.settings.kafka_bootstrap_servers:
+        readers = find_readers(app.settings, entity.topic.name)
     if as_json:
-        ranges = [dataclasses.asdict(piece) for piece in plan.ranges]
         shown = {"entity": entity.name, "topic": entity.topic.name, "rate": rate}
-        shown |= {"total": plan.total, "eta": ends.isoformat(), "ranges": ranges}
-        click.echo(json.dumps(shown))
+        shown |= {"total": plan.total, "begins": begins.isoformat()}
+        shown |= {"eta": ends.isoformat()}
+        shown |= {"ranges": [dataclasses.asdict(piece) for piece in plan.ranges]}
+        groups = None if readers is None else [one._asdict() for one in readers.groups]
+        click.echo(json.dumps(shown | {"groups": groups}))
         return
     click.echo(
         f"{plan.total:,} keys of {entity.source}.{entity.key} ({plan.source.type}) to "
@@ -275,10 +405,26 @@ def _print_plan(entity: Entity, plan: Plan, rate: int, as_json: bool) -> None:
         click.echo(f"  range {number}: from {lower} up to {upper}: {piece.keys:,} keys")
     if len(plan.ranges) > _SHOWN_RANGES:
         click.echo(f"  and {len(plan.ranges) - _SHOWN_RANGES} more")
+    if readers is not None:
+        _print_readers(entity.topic.name, readers)
+    if window is not None:
+        click.echo(
+            f"the window {window.begin:%H:%M}-{window.end:%H:%M} has "
+            f"{window.minutes:,.0f} minutes: --rate {rate}"
+        )
     click.echo(
         f"at {rate:,} records a minute it takes {minutes:,.1f} minutes{_until(ends)}; "
         "nothing was changed"
     )
+
+
+def _print_readers(topic: str, readers: Readers) -> None:
+    for group, lag in readers.groups:
+        click.echo(f"  read by {group}, which is {lag:,} records behind")
+    if not readers.groups:
+        click.echo(f"no group has committed an offset of {topic}")
+    if readers.left_out:
+        click.echo(f"  {readers.left_out:,} other groups were not asked")
 
 
 def _print(progress: Progress, as_json: bool) -> None:
@@ -291,5 +437,13 @@ def _print(progress: Progress, as_json: bool) -> None:
         f"{progress.total:,}, {progress.loaded_ranges} of {progress.ranges} ranges "
         f"loaded, {progress.rate:,} records a minute{_until(progress.eta)}"
     )
-    if progress.state == "paused":
+    if progress.lag_group is not None:
+        known = "not known yet" if progress.lag is None else f"{progress.lag:,}"
+        click.echo(
+            f"the lag of {progress.lag_group} is {known}; above "
+            f"{progress.lag_limit:,} it is paused"
+        )
+    if progress.lagging:
+        click.echo("it is paused because of that lag, and goes on at half of it")
+    elif progress.state == "paused":
         click.echo(f"it is paused: jobs-lib reexport resume {progress.entity}")

@@ -11,39 +11,53 @@ from __future__ import annotations
 
 from jobs_lib.reexport.chunks import CHUNK_TYPE, chunk_handler
 from jobs_lib.reexport.control import (
+    LagLimit,
     Progress,
     cancel,
     finish_if_done,
+    list_latest,
+    parse_lag_limit,
     pause,
     resume,
     set_rate,
     status,
+    watch_lag,
 )
 from jobs_lib.reexport.loading import Loading, SqlEngine, load_range
 from jobs_lib.reexport.plan import Plan, Range, plan_ranges
 from jobs_lib.reexport.run import Begun, Engine, begin, load, start
 from jobs_lib.reexport.source import Source
+from jobs_lib.reexport.window import Span, Window, find_rate, find_span, parse_window
 
 __all__ = [
     "CHUNK_TYPE",
     "Begun",
     "Engine",
+    "LagLimit",
     "Loading",
     "Plan",
     "Progress",
     "Range",
     "Source",
+    "Span",
     "SqlEngine",
+    "Window",
     "begin",
     "cancel",
     "chunk_handler",
+    "find_rate",
+    "find_span",
     "finish_if_done",
+    "list_latest",
     "load",
     "load_range",
+    "parse_lag_limit",
+    "parse_window",
     "pause",
     "plan_ranges",
     "resume",
     "set_rate",
     "start",
     "status",
+    "watch_lag",
 ]

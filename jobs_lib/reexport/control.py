@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.errors import ReexportError
 
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.queries import Queries
 
 RATE_LIMIT = 10_000_000
+REACHED = 0.975
+"""The share of its rate that a long re-export reaches: see ``take_records``."""
+LAG_LIMIT = 10**15
+_NAME_BYTES = 249
+
+
+class LagLimit(NamedTuple):
+    """How far a group may be behind while a re-export goes on.
+
+    Attributes:
+        group: its name in Kafka.
+        records: from its offsets up to the ends of the topic's partitions.
+    """
+
+    group: str
+    records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,14 @@ class Progress:
     finished_at: datetime | None
     loaded: int
     """Keys whose chunk jobs are in the table, or done."""
+    lag_group: str | None = None
+    """The group whose lag pauses it; None: no group's."""
+    lag_limit: int | None = None
+    """The lag above which it is paused; at half of it, it goes on."""
+    lag: int | None = None
+    """The group's lag when a relay last asked Kafka; None: not known yet."""
+    lagging: bool = False
+    """Whether it is paused because of that lag, and not by :func:`pause`."""
 
     @property
     def ended(self) -> bool:
@@ -65,8 +89,24 @@ def status(database: Database, entity: str) -> Progress:
         return read_progress(connection, database.queries, latest)
 
 
+def list_latest(database: Database, limit: int = 50) -> list[Progress]:
+    """List the latest re-exports of all entities, newest first.
+
+    Args:
+        database: holds the library's schema.
+        limit: how many at most.
+    """
+    with database.connect("re-export") as connection:
+        query = database.queries["list_reexports"]
+        rows = connection.execute(query, {"limit": limit}).fetchall()
+    return [Progress(*row) for row in rows]
+
+
 def pause(database: Database, entity: str) -> Progress:
-    """Stop sending records until :func:`resume`; loading goes on."""
+    """Stop sending records until :func:`resume`; loading goes on.
+
+    It also ends a pause because of a group's lag, which would end by itself.
+    """
     return _change(database, entity, "pause_reexport")
 
 
@@ -87,6 +127,60 @@ def set_rate(database: Database, entity: str, rate: int) -> Progress:
         ReexportError: the rate is out of range, or no re-export is running.
     """
     return _change(database, entity, "change_rate", rate=check_rate(rate))
+
+
+def watch_lag(database: Database, entity: str, limit: LagLimit | None) -> Progress:
+    """Pause while a group that reads the topic is too far behind, from now on.
+
+    A relay asks Kafka every few seconds. Above the limit it pauses the re-export, and
+    at half of the limit it lets it go on. :func:`pause` still pauses it until
+    :func:`resume`.
+
+    Args:
+        database: holds the library's schema.
+        entity: by its name.
+        limit: the group and its limit; None to pause no more because of it.
+
+    Raises:
+        ReexportError: no re-export is running.
+    """
+    group, records = limit or (None, None)
+    return _change(database, entity, "change_lag_limit", group=group, records=records)
+
+
+def parse_lag_limit(text: str) -> LagLimit:
+    """Parse a limit such as ``search:10000``.
+
+    Raises:
+        ReexportError: it is none.
+    """
+    group, _, records = text.rpartition(":")
+    # `isdecimal` takes the digits of every script.
+    if records.isascii() and records.isdecimal():
+        return check_lag_limit(LagLimit(group, int(records)))
+    raise ReexportError(
+        f"a limit of the lag is GROUP:RECORDS, such as search:10000, not {text!r}"
+    )
+
+
+def check_lag_limit(limit: LagLimit) -> LagLimit:
+    """Return the limit if it is valid.
+
+    Raises:
+        ReexportError: no group has this name, or the number is out of range.
+    """
+    group, records = limit
+    if not group or len(group.encode()) > _NAME_BYTES or "\0" in group:
+        raise ReexportError(
+            f"name the group whose lag pauses the re-export, in 1 to {_NAME_BYTES} "
+            f"bytes, not {group[:_NAME_BYTES]!r}: `jobs-lib reexport plan` lists those "
+            "that read the topic"
+        )
+    if not 1 <= records <= LAG_LIMIT:
+        raise ReexportError(
+            f"the lag's limit must be 1 to {LAG_LIMIT:,} records, not {records}"
+        )
+    return limit
 
 
 def check_rate(rate: int) -> int:

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.reexport.control import Progress, check_rate, read_progress
+from jobs_lib.reexport.control import (
+    LagLimit,
+    Progress,
+    check_lag_limit,
+    check_rate,
+    read_progress,
+)
 from jobs_lib.reexport.loading import Loading, SqlEngine
 from jobs_lib.reexport.plan import plan_ranges
 from jobs_lib.reexport.source import find_source
+from jobs_lib.reexport.window import Window, find_rate, find_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,11 +57,12 @@ def start(
     database: Database,
     entity: Entity,
     *,
-    rate: int,
+    rate: int | Window,
     engine: Engine | None = None,
     ranges: int | None = None,
     chunk: int = CHUNK,
     ahead: int = AHEAD,
+    watch_lag: LagLimit | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Begin a re-export and load it, or continue one that was interrupted.
@@ -65,18 +73,23 @@ def start(
     Args:
         database: holds the entity's table and the library's schema.
         entity: what ``@app.entity`` declared.
-        rate: records a minute at the topic.
+        rate: records a minute at the topic; or the hours of the day in which all keys
+            are to be sent, or in what is left of them.
         engine: loads the ranges. Defaults to this process, one range after the other.
         ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job. Defaults to 100.
         ahead: keys that may be loaded and not yet sent; with more, the call waits.
             Defaults to two million.
+        watch_lag: a group, and the lag above which it pauses the re-export; see
+            :func:`watch_lag`. Defaults to none, or to that of the unfinished one.
         on_progress: called before each wave of ranges and at the end.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
     """
-    begun = begin(database, entity, rate=rate, ranges=ranges, chunk=chunk)
+    begun = begin(
+        database, entity, rate=rate, ranges=ranges, chunk=chunk, watch_lag=watch_lag
+    )
     return load(database, begun, engine or SqlEngine(), ahead, on_progress)
 
 
@@ -84,16 +97,28 @@ def begin(
     database: Database,
     entity: Entity,
     *,
-    rate: int,
+    rate: int | Window,
     ranges: int | None = None,
     chunk: int = CHUNK,
+    watch_lag: LagLimit | None = None,
 ) -> Begun:
     """Plan a re-export and store it, or find the unfinished one and set its rate.
+
+    Args:
+        database: holds the entity's table and the library's schema.
+        entity: what ``@app.entity`` declared.
+        rate: as for :func:`start`.
+        ranges: the number of ranges.
+        chunk: keys in one job.
+        watch_lag: as for :func:`start`.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
     """
-    check_rate(rate)
+    if isinstance(rate, int):
+        check_rate(rate)
+    if watch_lag is not None:
+        check_lag_limit(watch_lag)
     if not 1 <= chunk <= 10_000:
         raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
     queries = database.queries
@@ -106,11 +131,13 @@ def begin(
             source = plan.source
             with connection.transaction():
                 topic, partitions = _read_home(connection, queries)
+                per_minute = _find_rate(rate, plan.total)
                 row = connection.execute(
                     queries["start_reexport"],
-                    {**name, "topic": entity.topic.name, "rate": rate},
+                    {**name, "topic": entity.topic.name, "rate": per_minute},
                 ).fetchone()
                 if row is not None:
+                    _watch(connection, queries, row[0], watch_lag)
                     values = {
                         "reexport": row[0],
                         "lowers": [piece.lower for piece in plan.ranges],
@@ -128,9 +155,12 @@ def begin(
                 f"another re-export of {entity.name!r} began and ended while this one "
                 "was planned: start it again"
             )
+        left = read_progress(connection, queries, unfinished[0]).left
         connection.execute(
-            queries["change_rate"], {"reexport": unfinished[0], "rate": rate}
+            queries["change_rate"],
+            {"reexport": unfinished[0], "rate": _find_rate(rate, left)},
         )
+        _watch(connection, queries, unfinished[0], watch_lag)
         loading = Loading(
             unfinished[0], unfinished[1], source, chunk, topic, partitions
         )
@@ -181,6 +211,23 @@ def next_wave(
             break
         wave.append(number)
     return wave
+
+
+def _find_rate(rate: int | Window, keys: int) -> int:
+    return rate if isinstance(rate, int) else find_rate(keys, find_span(rate))
+
+
+def _watch(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    reexport: int,
+    limit: LagLimit | None,
+) -> None:
+    if limit is not None:
+        values = {"group": limit.group, "records": limit.records}
+        connection.execute(
+            queries["change_lag_limit"], {"reexport": reexport, **values}
+        )
 
 
 def _read_home(

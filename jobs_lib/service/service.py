@@ -26,6 +26,7 @@ from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role, refuse_rivals, refuse_strangers
 from jobs_lib.postgres.revisions import latest_version
+from jobs_lib.reexport.lag import LagWatch
 from jobs_lib.service.filling import Filling
 from jobs_lib.service.limits import ProcessLimits, tune_memory
 from jobs_lib.service.maintenance import Maintenance
@@ -210,7 +211,8 @@ class Service:
             owners.append(maker.make_relay(shards))
         # The relay's worker ends last, because others may still write to the outbox.
         self._owners = owners[::-1]
-        for part in self._list_parts(ticks=executes and bool(self.app.schedules)):
+        ticks = executes and bool(self.app.schedules)
+        for part in self._list_parts(ticks=ticks, relays=relays):
             self._start_part(part)
         self._filling.note_ends()
         self._is_running = True
@@ -236,7 +238,7 @@ class Service:
             warn_of_missing_topics(self.app, self.parts)
         return installation, shards
 
-    def _list_parts(self, *, ticks: bool) -> Iterator[Part]:
+    def _list_parts(self, *, ticks: bool, relays: bool) -> Iterator[Part]:
         """All other parts in the order of their start; they stop in the reverse order.
 
         At the end, then, the members leave their groups first, and Kafka hands the
@@ -260,6 +262,8 @@ class Service:
         yield from [owner.ownership for owner in self._owners]
         yield from [owner.member for owner in self._owners if owner.member is not None]
         yield from self._transactors
+        if relays and self.app.entities:
+            yield LagWatch(self.database, self.settings)
         if ticks:
             yield Scheduler(self.database, self.app.schedules.values())
 

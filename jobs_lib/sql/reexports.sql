@@ -166,21 +166,74 @@ update {schema}.reexports set rate = %(rate)s
 where id = %(reexport)s and state in ('loading', 'running', 'paused')
 returning state
 
+-- part: going_on
+-- The state of a re-export that is paused no more.
+(
+    select case when exists (
+        select from {schema}.reexport_ranges r
+        where r.reexport_id = x.id and r.loaded_at is null
+    ) then 'loading' else 'running' end
+)
+
 -- name: pause_reexport
-update {schema}.reexports set state = 'paused'
+update {schema}.reexports set state = 'paused', lagging = false
 where id = %(reexport)s and state in ('loading', 'running', 'paused')
 returning state
 
 -- name: resume_reexport
-update {schema}.reexports x set state = case
-    when x.state <> 'paused' then x.state
-    when exists (
-        select from {schema}.reexport_ranges r
-        where r.reexport_id = x.id and r.loaded_at is null
-    ) then 'loading' else 'running'
-end
+update {schema}.reexports x set
+    state = case when x.state = 'paused' then {going_on} else x.state end,
+    lagging = false
 where x.id = %(reexport)s and x.state in ('loading', 'running', 'paused')
 returning x.state
+
+-- name: change_lag_limit
+-- Without a limit nobody would let it go on that is paused because of one.
+update {schema}.reexports x set
+    lag_group = %(group)s, lag_limit = %(records)s,
+    lag = case when x.lag_group = %(group)s then x.lag end,
+    lagging = x.lagging and %(group)s::text is not null,
+    state = case
+        when x.state = 'paused' and x.lagging and %(group)s::text is null then {going_on}
+        else x.state
+    end
+where x.id = %(reexport)s and x.state in ('loading', 'running', 'paused')
+returning x.state
+
+-- name: find_watched
+-- The re-exports that a lag can pause, or has paused.
+select x.id, x.topic, x.lag_group from {schema}.reexports x
+where x.lag_group is not null
+    and (x.state in ('loading', 'running') or (x.state = 'paused' and x.lagging))
+
+-- name: steer_by_lag
+-- Every relay asks, and one of them changes the state. A person may have changed the
+-- state, the group or its limit meanwhile. The old row is locked first: `returning` has
+-- only the new one.
+with before as materialized (
+    select x.id, x.state from {schema}.reexports x
+    where x.id = %(reexport)s and x.lag_group = %(group)s
+        and (x.state in ('loading', 'running') or (x.state = 'paused' and x.lagging))
+        and (
+            x.lag is distinct from %(lag)s
+            or (x.state <> 'paused' and %(lag)s > x.lag_limit)
+            or (x.state = 'paused' and %(lag)s <= x.lag_limit / 2)
+        )
+    for update
+)
+update {schema}.reexports x set
+    lag = %(lag)s,
+    state = case
+        when before.state <> 'paused' and %(lag)s > x.lag_limit then 'paused'
+        when before.state = 'paused' and %(lag)s <= x.lag_limit / 2 then {going_on}
+        else before.state
+    end,
+    lagging = case
+        when before.state <> 'paused' then %(lag)s > x.lag_limit
+        else %(lag)s > x.lag_limit / 2
+    end
+from before where x.id = before.id
+returning x.entity, before.state, x.state, x.lag_limit
 
 -- name: cancel_reexport
 update {schema}.reexports set state = 'cancelled', finished_at = clock_timestamp()
@@ -198,7 +251,7 @@ where x.id = %(reexport)s and x.state in ('loading', 'running')
     )
 returning x.id
 
--- name: reexport_progress
+-- part: progress
 select
     x.id, x.entity, x.state, x.rate,
     -- Ranges that are not loaded yet count as planned.
@@ -209,10 +262,17 @@ select
         secs => greatest(0, coalesce(r.keys, 0) - x.sent - x.superseded)::float8
             * 60 / (x.rate * 0.975)
     ) end,
-    x.finished_at, x.total
+    x.finished_at, x.total, x.lag_group, x.lag_limit, x.lag, x.lagging
 from {schema}.reexports x
 left join lateral (
     select sum(r.keys) as keys, count(*) as ranges, count(r.loaded_at) as loaded
     from {schema}.reexport_ranges r where r.reexport_id = x.id
 ) r on true
+
+-- name: reexport_progress
+{progress}
 where x.id = %(reexport)s
+
+-- name: list_reexports
+{progress}
+order by x.id desc limit %(limit)s

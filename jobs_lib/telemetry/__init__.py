@@ -42,6 +42,8 @@
     block.deleted      shard, rows                   exactly these are gone
     rows.held          topic, key, row_id, error     refused: the key, or row, waits
     rows.let_go        topic, key, row_id            taken now, and what waited behind
+    reexport.paused    entity, group, lag, limit     this group is too far behind
+    reexport.resumed   entity, group, lag, limit     it has caught up, to half the limit
     version.missing    topic, entity, row            a tombstone has none, states do
     records.applied    group, origin, count          not committed yet
     records.committed  group, origin, next_offset    model and offset are in
@@ -139,6 +141,8 @@ _LOGGED = {
     "stream.stopped": logging.WARNING,
     "stream.opened": logging.INFO,
     "topic.replaced": logging.ERROR,
+    "reexport.paused": logging.WARNING,
+    "reexport.resumed": logging.INFO,
     "version.missing": logging.WARNING,
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,

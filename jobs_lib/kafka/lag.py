@@ -1,0 +1,115 @@
+"""How far groups are behind the ends of a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from confluent_kafka import KafkaException
+
+from jobs_lib.kafka.client import make_admin
+from jobs_lib.kafka.places import find_places, read_committed
+from jobs_lib.kafka.refusal import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jobs_lib.kafka.positions import Positions
+    from jobs_lib.settings import Settings
+
+_TIMEOUT = 10.0
+_GROUPS = 200
+
+
+class ReadingGroup(NamedTuple):
+    """A group that has committed offsets of a topic.
+
+    Attributes:
+        group: its name in Kafka.
+        lag: the records that it has not handled yet.
+    """
+
+    group: str
+    lag: int
+
+
+class Readers(NamedTuple):
+    """The groups that read a topic.
+
+    Attributes:
+        groups: the one that is furthest behind comes first.
+        left_out: how many groups of the cluster were not asked, since there are many.
+    """
+
+    groups: list[ReadingGroup]
+    left_out: int
+
+
+def count_lag(
+    starts: Mapping[int, int], ends: Mapping[int, int], committed: Mapping[int, int]
+) -> int:
+    """Count the offsets from a group's place up to the end, over all partitions.
+
+    A compacted topic has fewer records than offsets.
+
+    Args:
+        starts: the offset of the oldest record of each partition.
+        ends: the end of each of them.
+        committed: the group's place; where it has none, it begins with the oldest.
+    """
+    return sum(
+        max(0, end - max(starts.get(number, 0), committed.get(number, 0)))
+        for number, end in ends.items()
+    )
+
+
+def ask_lag(positions: Positions, topic: str, group: str, within: float) -> int | None:
+    """Ask how far a group is behind; None if Kafka has not said so lately.
+
+    The call is the question for the next answer.
+
+    Args:
+        positions: asks Kafka.
+        topic: by its name in Kafka.
+        group: by its name in Kafka.
+        within: seconds, the age of the answer at most.
+    """
+    starts = positions.ask_starts(topic, within=within)
+    ends = positions.ask_ends(topic, within=within)
+    committed = positions.ask_committed(group, topic, within=within)
+    if starts is None or ends is None or committed is None:
+        return None
+    if not (starts.is_complete and ends.is_complete):
+        return None
+    return count_lag(starts.offsets, ends.offsets, committed.offsets)
+
+
+def find_readers(settings: Settings, topic: str) -> Readers:
+    """Find the groups that have committed offsets of a topic, and how far each is.
+
+    Groups are left out that this client may not describe.
+
+    Args:
+        settings: where Kafka is.
+        topic: by its name in Kafka.
+
+    Raises:
+        AccessError: Kafka does not let this client in.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers in time.
+    """
+    starts = find_places(settings, topic, "start")
+    ends = find_places(settings, topic, "end")
+    admin = make_admin(settings)
+    try:
+        listed = admin.list_consumer_groups(request_timeout=_TIMEOUT).result()
+    except KafkaException as failure:
+        raise explain(failure.args[0], settings, topic, "DESCRIBE") from None
+    # Without the right to describe the cluster, it lists what it may describe.
+    names = sorted(one.group_id for one in listed.valid)
+    found = []
+    for name in names[:_GROUPS]:
+        committed = read_committed(settings, name, topic)
+        if committed:
+            found.append(ReadingGroup(name, count_lag(starts, ends, committed)))
+    found.sort(key=lambda one: -one.lag)
+    return Readers(found, max(0, len(names) - _GROUPS))
