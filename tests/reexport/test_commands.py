@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
@@ -82,6 +83,56 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):
     plan = json.loads(run("start", "aircraft", "--rate", "6000", "--dry-run", "--json"))
     assert plan["total"] == sum(piece["keys"] for piece in plan["ranges"]) == FLIGHTS
     assert query(database, "select count(*) from jobs_lib.reexports") == [(0,)]
+
+
+@pytest.mark.guarantee("W29")
+def test_a_window_gives_the_rate_and_the_end(database, run):
+    with database.connect("test") as connection:
+        connection.execute(
+            "create table aircraft as select generate_series(1, %s) as tail", [FLIGHTS]
+        )
+    # It opens in an hour or two, whenever the test runs.
+    begin = (datetime.now(UTC) + timedelta(hours=2)).hour
+    window = f"{begin:02}:00-{(begin + 8) % 24:02}:00"
+    hours = ("--window", window, "--tz", "UTC")
+    plan = json.loads(run("plan", "aircraft", *hours, "--json"))
+    assert plan["groups"] is None
+    assert plan["rate"] == 720
+    begins, ends = (datetime.fromisoformat(plan[one]) for one in ("begins", "eta"))
+    assert (begins.hour, begins.minute) == (begin, 0)
+    assert timedelta(hours=7, minutes=59) < ends - begins <= timedelta(hours=8)
+    output = run("plan", "aircraft", *hours)
+    assert f"the window {window} has 480 minutes: --rate 720\n" in output
+    start = ("start", "aircraft", *hours, "--engine", "sql", "--json")
+    assert json.loads(run(*start))["rate"] == 720
+    # What is left.
+    query(
+        database,
+        "with x as (update jobs_lib.reexports set sent = total - 1000 returning 1)"
+        " select 1 from x",
+    )
+    assert json.loads(run(*start))["rate"] == 3
+
+
+def test_a_rate_and_a_window_exclude_each_other(database, run):
+    for options in ((), ("--rate", "60", "--window", "22:00-06:00")):
+        with pytest.raises(ReexportError, match=r"either --rate, .* or --window"):
+            run("start", "aircraft", *options)
+        with pytest.raises(ReexportError, match=r"either --rate, .* or --window"):
+            run("plan", "aircraft", *options)
+    with pytest.raises(ReexportError, match="no time zone 'Mars'"):
+        run("plan", "aircraft", "--window", "22:00-06:00", "--tz", "Mars")
+
+
+def test_the_list_has_the_latest_first(database, run):
+    make_table(database, ["N1", "N2"])
+    for _ in range(3):
+        run("start", "aircraft", "--engine", "sql", "--rate", "60")
+        run("cancel", "aircraft")
+    listed = json.loads(run("list", "--json", "--limit", "2"))
+    assert [one["state"] for one in listed] == ["cancelled"] * 2
+    assert listed[0]["id"] > listed[1]["id"]
+    assert run("list").count("cancelled") == 3
 
 
 def test_the_commands_start_steer_show_and_cancel_a_re_export(database, run):
