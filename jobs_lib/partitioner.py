@@ -12,6 +12,10 @@ Appleby's MurmurHash2, 32 bit, seed 0x9747b28c.
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PARTITIONS_FOR_WORK = 100
 """Partitions of a topic that carries work: it can be spread over pods for years."""
@@ -40,6 +44,11 @@ def choose_partition(key: str | bytes, partitions: int) -> int:
     """The partition, 0 to ``partitions - 1``, that a producer chooses for ``key``."""
     data = key.encode() if isinstance(key, str) else key
     return (murmur2(data) & 0x7FFFFFFF) % partitions
+
+
+def choose_partitions(keys: Sequence[str], partitions: int) -> list[int]:
+    """The partition that a producer chooses for each key, in the order of the keys."""
+    return [choose_partition(key, partitions) for key in keys]
 
 
 def choose_origin(group: str, topic: str, partitions: int) -> str:

@@ -83,6 +83,7 @@ def make_task(
         import pyarrow as pa
 
         from jobs_lib.reexport import load_range
+        from spark_bridge.partitioner import choose_partitions
 
         schema = pa.schema([("range", pa.int32()), ("keys", pa.int64())])
         database = target.database()
@@ -92,7 +93,10 @@ def make_task(
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     connection = connection or database.connect("re-export task")
-                    keys = load_range(connection, database.queries, loading, number)
+                    queries = database.queries
+                    keys = load_range(
+                        connection, queries, loading, number, choose_partitions
+                    )
                     if keys is not None:
                         yield pa.record_batch([[number], [keys]], schema=schema)
         finally:

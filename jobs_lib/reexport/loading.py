@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import KEY_LIMIT
+from jobs_lib.partitioner import choose_partitions
 from jobs_lib.reexport.chunks import CHUNK_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     import psycopg
@@ -33,14 +35,18 @@ class Loading:
     started_at: datetime
     source: Source
     chunk: int
-    """Keys in one chunk job."""
+    """Keys in one chunk job, at most."""
     home: str
     """The topic whose partitions are the origins of the chunk jobs."""
     partitions: int
 
 
 def load_range(
-    connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    loading: Loading,
+    number: int,
+    choose: Callable[[Sequence[str], int], Sequence[int]] = choose_partitions,
 ) -> int | None:
     """Load one range; returns the number of keys, or None if there was nothing to do.
 
@@ -53,6 +59,8 @@ def load_range(
         queries: for the library's schema.
         loading: the parameters.
         number: the range's number.
+        choose: chooses the partitions of many keys as a producer does. Defaults to one
+            key after the other; with numpy it can be done in columns.
 
     Raises:
         ReexportError: there is no such range, or no such re-export any more.
@@ -74,8 +82,9 @@ def load_range(
         connection.execute(queries["settle_text_forms"])
         keys = _read_keys(connection, queries, loading.source, lower, upper)
         _check_keys(keys)
+        partitions = choose(keys, loading.partitions)
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
-            for block in encode_chunks(loading, number, keys):
+            for block in encode_chunks(loading, keys, partitions):
                 copy.write(block)
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
@@ -86,18 +95,21 @@ def load_range(
 
 
 def encode_chunks(
-    loading: Loading, number: int, keys: Sequence[str]
+    loading: Loading, keys: Sequence[str], partitions: Sequence[int]
 ) -> Iterator[bytes]:
     """Yield the chunk jobs of a range as lines of COPY's text format, in blocks.
 
-    They are spread over the origins in turn, so every pod gets its share of each range.
+    A job holds keys of one partition only and lies in that origin: where the records
+    and the other jobs of these keys are, too.
     """
+    keys_of: defaultdict[int, list[str]] = defaultdict(list)
+    for key, partition in zip(keys, partitions, strict=True):
+        keys_of[partition].append(key)
     lines: list[bytes] = []
     head = f'\t{CHUNK_TYPE}\t\\N\tavailable\t{{"reexport": {loading.reexport}, "keys": '
-    for index, start in enumerate(range(0, len(keys), loading.chunk)):
-        partition = (number + index) % loading.partitions
+    for partition, chunk in _cut(keys_of, loading.chunk):
         # JSON has no raw tab or newline; backslashes are COPY's own escape.
-        payload = json.dumps(keys[start : start + loading.chunk], ensure_ascii=False)
+        payload = json.dumps(chunk, ensure_ascii=False)
         payload = payload.replace("\\", "\\\\")
         line = f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n"
         lines.append(line.encode())
@@ -105,6 +117,14 @@ def encode_chunks(
             yield b"".join(lines)
             lines.clear()
     yield b"".join(lines)
+
+
+def _cut(
+    keys_of: Mapping[int, list[str]], chunk: int
+) -> Iterator[tuple[int, list[str]]]:
+    for partition, keys in keys_of.items():
+        for start in range(0, len(keys), chunk):
+            yield partition, keys[start : start + chunk]
 
 
 def _read_keys(

@@ -51,6 +51,17 @@ def loaded_keys(database: Database):
     return sorted(key for (key,) in rows)
 
 
+def origins_of_keys(database: Database):
+    """The origin of the job of each key."""
+    return dict(
+        query(
+            database,
+            "select k, origin from jobs_lib.jobs,"
+            " jsonb_array_elements_text(payload->'keys') k",
+        )
+    )
+
+
 def make_job(database: Database, **values):
     """A chunk job with a plain transaction."""
 

@@ -10,7 +10,7 @@ from jobs_lib import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.jobs.job import Discard, Snooze
 from jobs_lib.operating import explain
-from jobs_lib.partitioner import choose_shard
+from jobs_lib.partitioner import choose_partition, choose_shard
 from jobs_lib.postgres.queries import load_queries
 from jobs_lib.reexport.chunks import ChunkExporter, allowed_rows, snooze_bound
 from tests.reexport.helpers import make_entity, make_job, make_table, query
@@ -24,7 +24,10 @@ ROWS = """
 
 @pytest.fixture
 def running(database):
-    make_table(database, [f"N{n:03}" for n in range(500)])
+    # All in one origin, so that each of its chunks is full.
+    keys = (f"N{n:05}" for n in range(20_000))
+    in_one = [key for key in keys if choose_partition(key, 16) == 3]
+    make_table(database, in_one[:500])
     return reexport.start(database, make_entity(), rate=600).id
 
 

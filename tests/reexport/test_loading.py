@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 
 import psycopg
@@ -11,10 +12,17 @@ import pytest
 
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError
+from jobs_lib.partitioner import choose_origin
 from jobs_lib.reexport import SqlEngine, begin, load, load_range
 from jobs_lib.reexport.loading import Loading, encode_chunks
 from jobs_lib.reexport.run import next_wave
-from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+from tests.reexport.helpers import (
+    loaded_keys,
+    make_entity,
+    make_table,
+    origins_of_keys,
+    query,
+)
 
 KEYS = [f"N{n:04}" for n in range(1_000)]
 NOW = datetime.now(UTC)
@@ -56,6 +64,7 @@ def test_a_key_that_no_record_may_have_is_refused(database, key, told):
     assert loaded_keys(database) == []
 
 
+@pytest.mark.guarantee("X6")
 def test_two_loaders_at_once_load_each_range_once(database, begun):
     results = []
     threads = [
@@ -177,24 +186,36 @@ def test_a_wave_holds_as_many_ranges_as_there_is_room_for(room, idle, wave):
     assert next_wave([(3, 10), (5, 10), (6, 10)], room, idle=idle) == wave
 
 
-def test_chunks_go_round_over_the_partitions(database, begun):
+@pytest.mark.guarantee("X5")
+def test_each_key_is_in_a_job_of_its_own_origin(database, begun):
     load(database, begun, SqlEngine())
-    rows = query(
-        database, "select origin, count(*) from jobs_lib.jobs group by 1 order by 1"
+    assert origins_of_keys(database) == {
+        key: choose_origin(key, "local", 16) for key in KEYS
+    }
+
+
+def test_a_chunk_is_as_long_as_it_may_be(database):
+    make_table(database, KEYS)
+    begun = begin(database, make_entity(), rate=6_000, ranges=1, chunk=30)
+    load(database, begun, SqlEngine())
+    keys_of = Counter(origins_of_keys(database).values())
+    chunks = query(
+        database,
+        "select origin, (payload->'reexport')::int, jsonb_array_length(payload->'keys')"
+        " from jobs_lib.jobs",
     )
-    assert len(rows) == 12  # a range has nine chunks, and each range shifts them
-    assert max(count for _, count in rows) <= 4
-    payload = query(database, "select payload from jobs_lib.jobs limit 1")[0][0]
-    assert payload["reexport"] == begun.id
-    assert len(payload["keys"]) == 30
+    assert {reexport for _, reexport, _ in chunks} == {begun.id}
+    for origin, keys in keys_of.items():
+        lengths = sorted(length for where, _, length in chunks if where == origin)
+        assert lengths == sorted([30] * (keys // 30) + [keys % 30] * (keys % 30 > 0))
 
 
 def test_odd_keys_survive_the_copy():
     keys = ["a\\b", 'c"d', "e\tf\ng", "ä€😀", "\\N", "\u2028"]
     loading = Loading(7, NOW, None, 4, "t", 3)  # type: ignore[arg-type]
-    text = b"".join(encode_chunks(loading, 2, keys)).decode()
+    text = b"".join(encode_chunks(loading, keys, [2] * 6)).decode()
     lines = text.rstrip("\n").split("\n")
-    assert [line.split("\t")[0] for line in lines] == ["t/2", "t/0"]
+    assert [line.split("\t")[0] for line in lines] == ["t/2", "t/2"]
     read = [json.loads(line.split("\t")[4].replace("\\\\", "\\")) for line in lines]
     assert [key for one in read for key in one["keys"]] == keys
 

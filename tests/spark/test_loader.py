@@ -6,10 +6,17 @@ import psycopg
 import pytest
 
 from jobs_lib import reexport
+from jobs_lib.partitioner import choose_origin
 from jobs_lib.postgres.database import Database
 from spark_bridge import SparkEngine, start
 from spark_bridge.loader import RESULT, Target, load_with_spark, make_task
-from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+from tests.reexport.helpers import (
+    loaded_keys,
+    make_entity,
+    make_table,
+    origins_of_keys,
+    query,
+)
 
 KEYS = [f"N{n:05}" for n in range(5_000)]
 
@@ -41,6 +48,16 @@ def test_all_ranges_are_loaded_in_parallel(spark, database, begun):
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.guarantee("X5")
+def test_tasks_put_each_key_into_its_own_origin(spark, database, begun):
+    target = Target(database.url, database.schema)
+    assert load_with_spark(spark, target, begun.loading, range(10)) == 5_000
+    assert origins_of_keys(database) == {
+        key: choose_origin(key, "local", 16) for key in KEYS
+    }
+
+
+@pytest.mark.guarantee("X6")
 def test_a_second_run_changes_nothing(spark, database, begun):
     target = Target(database.url, database.schema)
     assert load_with_spark(spark, target, begun.loading, range(10)) == 5_000
@@ -49,6 +66,7 @@ def test_a_second_run_changes_nothing(spark, database, begun):
     assert loaded_keys(database) == KEYS
 
 
+@pytest.mark.guarantee("X6")
 def test_tasks_that_fail_before_their_commit_are_tried_again(spark, database, begun):
     with database.connect("test") as connection:
         connection.execute(FAILING)
@@ -58,6 +76,7 @@ def test_tasks_that_fail_before_their_commit_are_tried_again(spark, database, be
     assert loaded_keys(database) == KEYS
 
 
+@pytest.mark.guarantee("X6")
 def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, begun):
     task = make_task(Target(database.url, database.schema), begun.loading)
 
