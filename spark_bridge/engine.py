@@ -17,22 +17,34 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import LagLimit, Loading, Progress, Window
 
+KEEP = 60.0
+"""Seconds for which Spark is kept while nothing is to be loaded. A start takes about 10
+seconds, and executors that wait are lost to others on the cluster."""
+
 
 class SparkEngine:
-    """Loads ranges in Spark tasks; starts Spark for the first range.
+    """Loads ranges in Spark tasks; starts Spark when there are ranges to load.
 
-    Use it as a context manager: leaving it stops the Spark that it started.
+    It stops the Spark that it started, and with it the executors, when nothing was to
+    be loaded for ``keep`` seconds, and starts it again for the next ranges. Use it as a
+    context manager: leaving it stops Spark, too. A session that existed before is used
+    and never stopped.
 
     Args:
         master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
         settings: settings of Spark, in addition to ours.
+        keep: seconds for which Spark is kept while nothing is to be loaded.
     """
 
     def __init__(
-        self, master: str | None = None, settings: Mapping[str, str] | None = None
+        self,
+        master: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        keep: float = KEEP,
     ) -> None:
         self._master = master
         self._settings = settings
+        self._keep = keep
         self._stack = ExitStack()
         self._session: Any = None
 
@@ -40,8 +52,7 @@ class SparkEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session = None
-        self._stack.close()
+        self._release()
 
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
         """Load those of the ranges that are not loaded yet.
@@ -55,6 +66,15 @@ class SparkEngine:
         target = Target.of(database)
         load_with_spark(self._session, target, loading, ranges)
 
+    def idle(self, seconds: float) -> None:
+        """Stop Spark if nothing was to be loaded for long enough."""
+        if seconds >= self._keep:
+            self._release()
+
+    def _release(self) -> None:
+        self._session = None
+        self._stack.close()
+
 
 def start(
     database: Database,
@@ -67,6 +87,7 @@ def start(
     chunk: int = CHUNK,
     ahead: int = AHEAD,
     watch_lag: LagLimit | None = None,
+    keep: float = KEEP,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
@@ -80,14 +101,16 @@ def start(
         master: Spark's master. Defaults to this machine.
         ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job.
-        ahead: keys that may be loaded and not yet sent; with more, the call waits.
+        ahead: keys that may be loaded and not yet sent; then the call waits until half
+            of them are sent.
         watch_lag: a group, and the lag above which it pauses the re-export.
+        keep: seconds for which Spark is kept while nothing is to be loaded.
         on_progress: called before each wave of ranges and at the end.
 
     Raises:
         ReexportError: it cannot be planned, begun or loaded as asked.
     """
-    with SparkEngine(master) as spark:
+    with SparkEngine(master, keep=keep) as spark:
         return reexport.start(
             database,
             entity,

@@ -22,6 +22,7 @@ from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import read_committed
 from jobs_lib.reexport.control import REACHED, check_lag_limit, check_rate
 from jobs_lib.reexport.run import CHUNK
+from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
 
 if TYPE_CHECKING:
@@ -102,6 +103,14 @@ def plan(
     help="Load the keys by Spark, or by this process alone.",
 )
 @click.option("--master", help="Spark's master. Defaults to this machine.")
+@click.option(
+    "--keep",
+    type=click.FloatRange(min=0),
+    default=KEEP,
+    show_default=True,
+    metavar="SECONDS",
+    help="Keep Spark for so long while nothing is to be loaded.",
+)
 @_ranges
 @click.option(
     "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
@@ -123,6 +132,7 @@ def start(
     tz: str | None,
     engine: str,
     master: str | None,
+    keep: float,
     ranges: int | None,
     chunk: int,
     limit: str | None,
@@ -146,6 +156,7 @@ def start(
             rate=chosen,
             engine="sql" if engine == "sql" else "spark",
             master=master,
+            keep=keep,
             ranges=ranges,
             chunk=chunk,
             watch_lag=watched,

@@ -33,6 +33,8 @@ CHUNK = 100
 AHEAD = 2_000_000
 """The default limit of keys that are loaded and not yet sent. The jobs of a billion
 keys would crowd the table for a whole night, so the loader waits."""
+_LASTS_MINUTES = 5
+"""Loaded keys that last no longer than this are too few to wait."""
 _PAUSE = 1.0
 
 
@@ -41,6 +43,12 @@ class Engine(Protocol):
 
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
         """Load those of the ranges that are not loaded yet."""
+
+    def idle(self, seconds: float) -> None:
+        """Release what is costly to hold: nothing has been loaded for ``seconds``.
+
+        Called about once a second while nothing is to be loaded.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +86,8 @@ def start(
         engine: loads the ranges. Defaults to this process, one range after the other.
         ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job. Defaults to 100.
-        ahead: keys that may be loaded and not yet sent; with more, the call waits.
-            Defaults to two million.
+        ahead: keys that may be loaded and not yet sent; then the call waits until half
+            of them are sent. Defaults to two million.
         watch_lag: a group, and the lag above which it pauses the re-export; see
             :func:`watch_lag`. Defaults to none, or to that of the unfinished one.
         on_progress: called before each wave of ranges and at the end.
@@ -174,12 +182,15 @@ def load(
     ahead: int = AHEAD,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Load all ranges that are not loaded, in waves that keep ``ahead`` keys loaded.
+    """Load all ranges that are not loaded, in waves of up to ``ahead`` keys.
 
-    Returns early when the re-export is cancelled meanwhile.
+    It waits here, outside of the engine, while enough keys are loaded. Returns early
+    when the re-export is cancelled meanwhile.
     """
     queries = database.queries
     this = {"reexport": begun.id}
+    filling = True
+    loaded_at = time.monotonic()
     while True:
         # A new connection each time: a wave may take an hour.
         with database.connect("re-export") as connection:
@@ -194,10 +205,26 @@ def load(
         if not pending or progress.ended:
             return progress
         waiting = progress.loaded - progress.sent - progress.superseded
-        if wave := next_wave(pending, ahead - waiting, idle=waiting <= 0):
+        room = ahead - waiting
+        if waiting <= refill_at(ahead, progress.rate) or _count_keys(pending) <= room:
+            filling = True
+        if filling and (wave := next_wave(pending, room, idle=waiting <= 0)):
             engine.load(database, begun.loading, wave)
+            loaded_at = time.monotonic()
         else:
+            filling = False
+            engine.idle(time.monotonic() - loaded_at)
             time.sleep(_PAUSE)
+
+
+def refill_at(ahead: int, rate: int) -> int:
+    """Return the loaded keys with which loading goes on, at this rate (records/minute).
+
+    It is half of ``ahead``, and not as soon as one more range fits: otherwise an engine
+    would be needed again and again for a single range, the whole night. At a high rate
+    it is more, so that the keys last until the engine has started again.
+    """
+    return max(ahead // 2, min(ahead, rate * _LASTS_MINUTES))
 
 
 def next_wave(
@@ -228,6 +255,10 @@ def _watch(
         connection.execute(
             queries["change_lag_limit"], {"reexport": reexport, **values}
         )
+
+
+def _count_keys(pending: Sequence[tuple[int, int]]) -> int:
+    return sum(keys for _, keys in pending)
 
 
 def _read_home(

@@ -13,9 +13,9 @@ import pytest
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.partitioner import choose_origin
-from jobs_lib.reexport import SqlEngine, begin, load, load_range
+from jobs_lib.reexport import SqlEngine, begin, load, load_range, run
 from jobs_lib.reexport.loading import Loading, encode_chunks
-from jobs_lib.reexport.run import next_wave
+from jobs_lib.reexport.run import next_wave, refill_at
 from tests.reexport.helpers import (
     loaded_keys,
     make_entity,
@@ -32,6 +32,19 @@ NOW = datetime.now(UTC)
 def begun(database):
     make_table(database, KEYS)
     return begin(database, make_entity(), rate=6_000, ranges=4, chunk=30)
+
+
+class Clock:
+    """A clock that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
 
 
 def load_all(database, begun):
@@ -176,6 +189,59 @@ def test_keys_that_are_not_sent_yet_hold_the_loader_up(database, begun):
     load(database, begun, Recorder(), ahead=500)
     assert waves == [[0, 1], [2, 3]]
     assert reexport.status(database, "aircraft").state == "finished"
+
+
+def test_loading_goes_on_when_half_of_the_keys_are_sent(database, monkeypatch):
+    make_table(database, KEYS)
+    begun = begin(database, make_entity(), rate=1, ranges=10)
+    steps = iter([100, 249, 250, 700])
+    said: list[object] = []
+
+    class Recorder(SqlEngine):
+        def load(self, database, loading, ranges):
+            said.append(list(ranges))
+            super().load(database, loading, ranges)
+
+        def idle(self, seconds):
+            sent = next(steps)
+            said.append(sent)
+            query(database, f"update jobs_lib.reexports set sent = {sent} returning 1")
+
+    monkeypatch.setattr(run, "time", Clock())
+    load(database, begun, Recorder(), ahead=500)
+    assert said == [[0, 1, 2, 3, 4], 100, 249, 250, [5, 6], 700, [7, 8, 9]]
+    assert loaded_keys(database) == KEYS
+
+
+def test_an_engine_hears_for_how_long_nothing_was_to_be_loaded(
+    database, begun, monkeypatch
+):
+    clock = Clock()
+    said: list[object] = []
+
+    class Recorder(SqlEngine):
+        def load(self, database, loading, ranges):
+            super().load(database, loading, ranges)
+            clock.sleep(1_000)
+            said.append("loaded")
+
+        def idle(self, seconds):
+            said.append(seconds)
+            if seconds == 2:
+                text = "update jobs_lib.reexports set sent = total returning 1"
+                query(database, text)
+
+    monkeypatch.setattr(run, "time", clock)
+    load(database, begun, Recorder(), ahead=500)
+    assert said == ["loaded", 0, 1, 2, "loaded"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "keys"),
+    [(6_000, 1_000_000), (300_000, 1_500_000), (10_000_000, 2_000_000)],
+)
+def test_keys_that_do_not_last_are_loaded_sooner(rate, keys):
+    assert refill_at(2_000_000, rate) == keys
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,52 @@ def test_a_killed_driver_is_resumed_at_its_last_range(
     assert set(interrupted) <= set(after)
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_spark_is_let_go_while_it_waits_and_started_again(
+    database, run_process, wait_for
+):
+    make_table(database, KEYS)
+    # Half of the keys may wait. Nothing sends them, so the driver waits for the test.
+    arguments = (database.url, "spark", "2500", "1")
+    worker = run_process("-m", "tests.spark.driver", *arguments)
+    wait_for(
+        lambda: "20 ranges, no Spark" in worker.output or not worker.running,
+        timeout=250,
+        what=lambda: f"Spark is let go\n{worker.output}",
+    )
+    assert "20 ranges, Spark" in worker.output
+    query(database, "update jobs_lib.reexports set sent = 2500 returning 1")
+    wait_for(
+        lambda: "40 ranges, Spark" in worker.output or not worker.running,
+        timeout=250,
+        what=lambda: f"Spark has loaded the rest\n{worker.output}",
+    )
+    wait_for(lambda: not worker.running, timeout=60, what="the driver ends")
+    assert "running 5000" in worker.output, worker.output
+    assert loaded_keys(database) == KEYS
+
+
+def test_a_session_that_was_given_stays_and_no_task_waits_in_it(spark, database, begun):
+    seen = []
+
+    def look(progress):
+        if not progress.loaded:
+            return
+        seen.append(list(spark.sparkContext.statusTracker().getActiveJobsIds()))
+        if len(seen) == 3:
+            query(database, "update jobs_lib.reexports set sent = 2500 returning 1")
+
+    with SparkEngine(keep=0) as engine:
+        progress = reexport.load(database, begun, engine, 2_500, look)
+    # Three times while it waits, then before the second wave and at the end.
+    assert seen == [[]] * 5
+    assert (progress.state, progress.loaded) == ("running", 5_000)
+    assert loaded_keys(database) == KEYS
+    assert spark.range(3).count() == 3
+
+
 def test_no_password_reaches_the_event_log(spark, event_log, database):
     url = database.url
     password = str(psycopg.conninfo.conninfo_to_dict(url)["password"])
