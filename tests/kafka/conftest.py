@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.consuming import gated
+from jobs_lib.executor.limiting import gate as job_gate
 from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.groups import Group
@@ -116,6 +118,13 @@ def make_anew(kafka_admin) -> Callable[[str], None]:
         create_topic(kafka_admin, name, 1)
 
     return make_anew
+
+
+@pytest.fixture
+def patient_gates(monkeypatch) -> None:
+    """Let no answer of Kafka become too old: it takes long while a machine is busy."""
+    for module in (gated, job_gate):
+        monkeypatch.setattr(module, "REFRESHES", 600)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tests.support.records import key_of, make_producer, produce, read_committed
 if TYPE_CHECKING:
     from jobs_lib import App
 
+pytestmark = pytest.mark.usefixtures("patient_gates")
 REFRESH = 0.2
 
 
@@ -27,6 +28,8 @@ def make(database_url, bootstrap_servers):
             kafka_bootstrap_servers=bootstrap_servers,
             gate_refresh=REFRESH,
             heartbeat_interval=0.2,
+            # Several services share the shards, and all of them live.
+            stale_after=30.0,
         )
 
     return make

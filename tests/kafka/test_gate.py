@@ -22,17 +22,22 @@ if TYPE_CHECKING:
     from jobs_lib import App
     from jobs_lib.consuming.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("patient_gates")
 REFRESH = 0.05
 SHORT = 0.3
+PATIENCE = 60.0
+"""Seconds: a wait for the first answers of a broker."""
 KILLS = 30
 
 
 @pytest.fixture
 def short(monkeypatch) -> None:
-    """Let go what waits, and tell of it, after a short time."""
+    """Let go what waits, and tell of it, after a short time; and tell only once."""
     monkeypatch.setattr(module, "_KEEP_SECONDS", SHORT)
     monkeypatch.setattr(module, "_TELL_SECONDS", SHORT)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.05)
+    # The pause between two events might be over before the gate opens.
+    monkeypatch.setattr(module, "_TELL_PAUSE", 3_600.0)
 
 
 def declare(app: App, name: str, seen: str, after: Any, **options: Any) -> str:
@@ -122,9 +127,13 @@ def test_each_record_waits_until_all_groups_have_passed_it(
             number, partition = chosen.choice(left)
             step = at[number][partition] + chosen.randint(1, 8)
             at[number][partition] = min(count, step)
-            groups[number].commit_one(name, {partition: at[number][partition]})
+            groups[number].commit_soon(name, {partition: at[number][partition]})
             passed = [min(one[n] for one in at) for n in range(3)]
-            wait_for(lambda passed=passed: count_seen() == passed, what=str(passed))
+            wait_for(
+                lambda passed=passed: count_seen() == passed,
+                timeout=30,
+                what=str(passed),
+            )
     assert not failed
     for partition in range(3):
         assert [o for p, o in seen if p == partition] == [*range(count)]
@@ -159,14 +168,25 @@ def test_a_group_that_nobody_knows_holds_everything_and_is_named(
     app = make(gate_refresh=REFRESH)
     declare(app, name, seen, [(name, other.name)])
     keys = [key_of(partition, 4) for partition in range(4)]
-    produce(bootstrap_servers, name, [(key, 1) for key in keys])
     with (
         heard("gate.closed", "gate.opened") as told,
         running(app, "consumers") as service,
     ):
+        # Before that the reason is that Kafka says nothing.
+        asked: Any = service._dependencies
+        wait_for(
+            lambda: asked.ask_committed(other.name, name, within=PATIENCE),
+            timeout=PATIENCE,
+            what="Kafka has answered",
+        )
+        produce(bootstrap_servers, name, [(key, 1) for key in keys])
         wait_for(lambda: told, timeout=30, what="it is told")
         (measures,) = service._find_measures()
-        wait_for(lambda: len(measures.find_waits()) == 4, what="all partitions wait")
+        wait_for(
+            lambda: len(measures.find_waits()) == 4,
+            timeout=30,
+            what="all partitions wait",
+        )
         waits = measures.find_waits()
         assert {one.after for one in waits} == {other.name}
         assert {one.partition for one in waits} == {(name, n) for n in range(4)}
@@ -175,7 +195,9 @@ def test_a_group_that_nobody_knows_holds_everything_and_is_named(
         other.commit(name, 1, 1, 1, 1)
         wait_for(lambda: len(told) > 1, timeout=30, what="it is open")
         wait_for(
-            lambda: sum(map(len, map(read_seen, range(4)))) == 4, what="all are in"
+            lambda: sum(map(len, map(read_seen, range(4)))) == 4,
+            timeout=30,
+            what="all are in",
         )
     (_, fields), (_, opened) = told
     assert [event for event, _ in told] == ["gate.closed", "gate.opened"]
@@ -200,7 +222,11 @@ def test_a_group_that_is_set_back_holds_the_consumer_again(
         other.commit(name, 0)
         asked: Any = service._dependencies
         wait_for(
-            lambda: asked.ask_committed(other.name, name).offsets == {0: 0},
+            lambda: (
+                (known := asked.ask_committed(other.name, name)) is not None
+                and known.offsets == {0: 0}
+            ),
+            timeout=30,
             what="the answer has come",
         )
         produce(bootstrap_servers, name, [("k", 3)])
@@ -237,9 +263,15 @@ def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
         looks = consumer._looks._looked_at
         wait_for(
             lambda: consumer._looks._looked_at > looks + 10 * 0.1,
+            timeout=30,
             what="ten more heartbeats",
         )
-        assert read_committed(bootstrap_servers, own, name) == {0: 4, 1: 50}
+        committed = wait_for(
+            lambda: read_committed(bootstrap_servers, own, name),
+            timeout=30,
+            what="Kafka answers",
+        )
+        assert committed == {0: 4, 1: 50}
         assert read_seen(0) == [*range(4)]
         other.commit(name, 9, 1_000)
         wait_for(lambda: read_seen(0) == [*range(9)], timeout=30, what="it goes on")
@@ -364,6 +396,7 @@ def test_the_first_record_of_a_new_partition_needs_no_question(
             )
             wait_for(
                 lambda: asked.ask_committed(other.name, name, within=3600.0),
+                timeout=PATIENCE,
                 what="the first answer has come",
             )
             asked._kafka.read = count

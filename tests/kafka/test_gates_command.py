@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from jobs_lib import App
 
+pytestmark = pytest.mark.usefixtures("patient_gates")
 APP = "service_of_gates:app"
 
 
@@ -62,7 +63,7 @@ def test_each_partition_shows_what_each_group_lacks(
     declare(app, name, (name, other.name), (name, "nobody"))
     keys = [key_of(partition, 3) for partition in range(2)]
     produce(bootstrap_servers, name, [(key, n) for key in keys for n in range(4)])
-    other.commit_one(name, {1: 1})
+    other.commit_soon(name, {1: 1})
     waits = (None, 1, "missing")
     assert shorten(app) == [
         (0, 0, other.name, None, 1, "waits"),

@@ -49,7 +49,7 @@ class Group:
 
     def read(self, topic: str, partition: int) -> int:
         """Ask the broker how far the group is; negative if it has committed nothing."""
-        (found,) = self._client.committed([TopicPartition(topic, partition)], 10)
+        (found,) = self._client.committed([TopicPartition(topic, partition)], 30)
         return int(found.offset)
 
     def close(self) -> None:
