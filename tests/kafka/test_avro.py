@@ -78,7 +78,7 @@ def relay(admin, wait_for):
     def relay(app):
         with running(app, "relay"):
             wait_for(
-                lambda: count(admin, "outbox") == 0, timeout=20, what="all is sent"
+                lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent"
             )
 
     return relay
@@ -246,7 +246,7 @@ def test_a_row_that_is_no_avro_is_held_and_never_sent(
     with running(app, "relay"):
         wait_for(
             lambda: count_unsent(admin) == (0, 3),
-            timeout=20,
+            timeout=60,
             what=lambda: f"three rows are held: {count(admin, 'held_rows')}",
         )
     errors = [error for (error,) in admin.execute("select error from jobs_lib.holds")]
@@ -310,7 +310,9 @@ def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
             assert seen == []
             noted = "select failure from jobs_lib.offsets where failed_offset = 0"
             (why,) = wait_for(
-                lambda: admin.execute(noted).fetchone(), what="it is written down"
+                lambda: admin.execute(noted).fetchone(),
+                timeout=30,
+                what="it is written down",
             )
             assert why.startswith("UnavailableError: ")
             registry.status = 0

@@ -155,7 +155,7 @@ def test_only_calls_under_way_at_a_fault_are_made_twice(
 ):
     with connect() as connection:
         work.enqueue_many(connection, [{"key": key} for key in KEYS] * 4)
-    wait_for(lambda: len(calls.of("struck")) == WORKERS, what=pods.describe)
+    wait_for(lambda: len(calls.of("struck")) == WORKERS, timeout=60, what=pods.describe)
     pods.strike(fault)
     pods.await_shares(other=PARTITIONS)
     # A living owner learns of it by its next heartbeat, and the new owner begins then.

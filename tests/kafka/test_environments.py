@@ -7,7 +7,7 @@ import pytest
 from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.operating.switching import switch
-from jobs_lib.operating.topics import apply_topics
+from jobs_lib.operating.topics import apply_topics, plan_topics
 from jobs_lib.operating.where import where
 from jobs_lib.outbox.capture import capture_changes
 from jobs_lib.postgres.migrate import migrate
@@ -64,6 +64,8 @@ def test_topics_and_groups_are_the_environments_own(
     admin.execute("create table things (id text)")
     capture_changes(admin, "things", topic=bare, key="id")
     assert {change.topic for change in apply_topics(app)} == {name}
+    # A broker shows a new topic some time after it has made it.
+    wait_for(lambda: plan_topics(app) == [], timeout=60, what="Kafka names it")
     try:
         with connect() as connection:
             states.send(connection, key="python", value=1)

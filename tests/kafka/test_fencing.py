@@ -150,7 +150,7 @@ def test_a_relay_makes_new_producers_when_its_own_are_fenced(stage):
                     "transactional.id": f"jobs_lib-{row[0]}-{shard}",
                 }
             )
-            other.init_transactions(10)
+            other.init_transactions(60)
         write(stage, 0, 2)
         stage.await_empty()
     verdict = stage.judge()

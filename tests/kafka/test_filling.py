@@ -20,13 +20,13 @@ def name(topic, bootstrap_servers):
     producer = Producer(
         {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
     )
-    producer.init_transactions(30)
+    producer.init_transactions(60)
     for partition, ends in ((0, "commit_transaction"), (1, "abort_transaction")):
         producer.begin_transaction()
         for n in range(10):
             producer.produce(name, b'{"n": 1}', f"k{n}", partition=partition)
         assert producer.flush(30) == 0
-        getattr(producer, ends)(30)
+        getattr(producer, ends)(60)
     return name
 
 
@@ -44,7 +44,7 @@ def declare(database_url, bootstrap_servers, admin, name):
 
         @app.read_model(name, table="model", key="id", group=name)
         def row(record):
-            may_go_on.wait(30)
+            may_go_on.wait(120)
             return record.value
 
         return app
@@ -58,9 +58,15 @@ def test_a_process_is_ready_once_a_new_read_model_has_reached_the_end(
 ):
     with running(declare(gate), "consumers") as first:
         told = f"{name} is read for the first time: "
-        wait_for(lambda: (first.find_unready() or "").startswith(told), what="it waits")
+        wait_for(
+            lambda: (
+                (why := first.find_unready() or "").startswith(told)
+                and why.endswith(" offsets left")
+            ),
+            timeout=60,
+            what="it waits",
+        )
         assert not first.is_ready
-        assert (first.find_unready() or "").endswith(" offsets left")
         gate.set()
         wait_for(lambda: first.is_ready, timeout=60, what="it has reached the end")
         assert admin.execute("select from model").rowcount == 10
@@ -79,7 +85,7 @@ def test_a_read_model_that_was_filled_once_is_new_no_more(
     producer.produce(name, b'{"n": 2}', "k1", partition=0)
     assert producer.flush(30) == 0
     with running(declare(held), "consumers") as second:
-        wait_for(lambda: second.is_ready, what="it is ready at once")
+        wait_for(lambda: second.is_ready, timeout=60, what="it is ready at once")
         assert find_places(second.settings, name, "end")[0] > 10
         # A function that outlives its process is refused, and says so.
         held.set()
@@ -95,7 +101,7 @@ def test_the_ends_are_those_of_the_start_whenever_a_probe_asks_first(
     @app.read_model(name, table="model", key="id", group=name)
     def row(record):
         if record.value["n"] == 2:
-            gate.wait(30)
+            gate.wait(120)
         return record.value
 
     def count() -> int:
@@ -107,7 +113,7 @@ def test_the_ends_are_those_of_the_start_whenever_a_probe_asks_first(
         producer.produce(name, b'{"n": 2}', "later", partition=0)
         assert producer.flush(30) == 0
         # The later record is held, and is none of those that count.
-        wait_for(lambda: service.is_ready, timeout=20, what="it is ready")
+        wait_for(lambda: service.is_ready, timeout=60, what="it is ready")
         assert count() == 10
         gate.set()
 

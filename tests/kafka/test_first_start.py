@@ -74,15 +74,17 @@ def test_a_service_without_kafka_logs_one_line_for_all_parts(
 
 @pytest.mark.guarantee("U4")
 def test_topics_missing_on_a_new_broker_are_named_in_one_line(
-    database_url, model_table, bootstrap_servers, topic, caplog, wait_for
+    database_url, model_table, bootstrap_servers, topic, caplog, wait_for, monkeypatch
 ):
+    # However long the second consumer takes to notice it.
+    monkeypatch.setattr(telemetry, "_PAUSE", 600.0)
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     name = f"{topic()}-missing"
     declare(app, name)
     with heard("loop.failed") as failed, running(app):
         wait_for(
             lambda: len({fields["loop"] for _, fields in failed}) == 2,
-            timeout=30,
+            timeout=60,
             what=lambda: f"both consumers have noticed: {failed}",
         )
         (line,) = warnings(caplog)

@@ -111,7 +111,7 @@ def test_more_partitions_under_load_have_owners_and_groups_stay_in_order(
     first = make("pod-a")
     with running(first, "consumers", "executor"):
         with running(make("pod-b"), "consumers", "executor"):
-            wait_for(lambda: done() > 200, timeout=40, what="jobs run")
+            wait_for(lambda: done() > 200, timeout=90, what="jobs run")
             with pytest.raises(TopicError, match=f"has {BEFORE} partitions in Kafka"):
                 repartition(first, AFTER)
             created = kafka_admin.create_partitions([NewPartitions(home, AFTER)])
@@ -119,15 +119,15 @@ def test_more_partitions_under_load_have_owners_and_groups_stay_in_order(
             every = {f"{home}/{n}" for n in range(AFTER)}
             wait_for(
                 lambda: owned("execute") == owned(f"consume:{home}-g") == every,
-                timeout=40,
+                timeout=90,
                 what=lambda: f"each origin has an owner: {owned('execute')}",
             )
             repartition(first, AFTER)
             begun = done()
-            wait_for(lambda: done() > begun + 200, timeout=40, what="jobs go on")
+            wait_for(lambda: done() > begun + 200, timeout=90, what="jobs go on")
             counts = send()
             wait_for(
-                lambda: done() == sum(counts.values()), timeout=40, what="all have run"
+                lambda: done() == sum(counts.values()), timeout=90, what="all have run"
             )
         assert not admin.execute("select from jobs_lib.jobs").rowcount
     for key, sent in counts.items():

@@ -179,7 +179,11 @@ def test_a_handler_gets_keys_of_the_declared_type_and_a_misfit_stops_its_partiti
             assert not failed
             return
         wait_for(lambda: failed, timeout=30, what="the misfit is reported")
-        wait_for(lambda: read_offsets(name) == {0: 3}, what="those before it are in")
+        wait_for(
+            lambda: read_offsets(name) == {0: 3},
+            timeout=30,
+            what="those before it are in",
+        )
     assert found[:3] == [*keys, None]
     assert failed[0][1]["offset"] == 3
     assert "cannot be read: its key is not" in failed[0][1]["error"]

@@ -83,7 +83,7 @@ def test_a_kill_at_any_step_leaves_the_change_and_its_message_or_neither(
         with running(app, "executor", "relay"):
             wait_for(
                 lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
-                timeout=40,
+                timeout=60,
                 what=lambda: (
                     "the rest has run, and all is sent: "
                     f"{admin.execute(_WAITING).fetchall()}"
@@ -156,12 +156,14 @@ def test_changes_are_sent_in_order_once_the_broker_is_back(
         heard("jobs.retried") as retried,
         running(changes.app, "executor", "relay"),
     ):
+        began_at = time.monotonic()
         changes.enqueue(range(1, 6))
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
-            timeout=40,
+            timeout=60,
             what="the first ones are sent",
         )
+        first_ones = time.monotonic() - began_at
         rows = slot.read()
         calm = changes.judge(rows)
         with own_broker.down():
@@ -180,7 +182,8 @@ def test_changes_are_sent_in_order_once_the_broker_is_back(
     assert len(retried) > 20
     assert changes.values() == {"a": [*range(1, 56)]}
     print(f"before: {calm}\nan outage of {seconds:g} s, drained in {drained:.1f} s")
-    assert drained < 10 + seconds / 10
+    # The first ones show how busy the machine is: they need new producers, too.
+    assert drained < max(10, 5 * first_ones) + seconds / 10
 
 
 @seconds(1, 60)
@@ -228,13 +231,14 @@ def test_no_message_is_sent_while_the_database_refuses_the_change(
             for job in (update_first, send_first, send_only):
                 job.enqueue(connection)
         linger(seconds)
-        wait_for(lambda: len(retried) > 30, what="each has failed often")
+        wait_for(lambda: len(retried) > 30, timeout=60, what="each has failed often")
         assert read_topic(bootstrap_servers, events.name) == []
         assert count(admin, "outbox") == 0
         admin.execute("drop trigger refuse on jobs_lib.outbox")
         admin.execute("alter table entities drop constraint small")
         wait_for(
             lambda: count(admin, "jobs") == count(admin, "outbox") == 0,
+            timeout=60,
             what="all is sent",
         )
     assert {*values(bootstrap_servers, events.name)["a"]} == {1, 2, 3}

@@ -50,7 +50,7 @@ def made(monkeypatch):
 def emptied(admin, wait_for):
     """A function that waits until the outbox is empty."""
     return lambda: wait_for(
-        lambda: apps.count(admin, "outbox") == 0, timeout=30, what="all is sent"
+        lambda: apps.count(admin, "outbox") == 0, timeout=60, what="all is sent"
     )
 
 

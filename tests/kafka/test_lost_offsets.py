@@ -235,16 +235,20 @@ def test_the_ids_of_topics_are_asked_for_without_waiting(
     name = topic(1)
     settings = make().settings
     ids = TopicIds(settings, [name], interval=0.1)
-    wait_for(lambda: ids.poll() == ids.read([name]), what="the id comes")
+    wait_for(lambda: ids.poll() == ids.read([name]), timeout=60, what="the id comes")
     before = ids.read([name])
     make_anew(name)
-    wait_for(lambda: name in (found := ids.poll()) and found != before, what="another")
+    wait_for(
+        lambda: name in (found := ids.poll()) and found != before,
+        timeout=60,
+        what="another",
+    )
     # Nobody answers, then somebody does.
     name = own_broker.create(1)
     servers = own_broker.bootstrap_servers
     there = settings.model_copy(update={"kafka_bootstrap_servers": servers})
     ids = TopicIds(there, [name], interval=0.1)
-    wait_for(ids.poll, what="the id comes")
+    wait_for(ids.poll, timeout=60, what="the id comes")
     with own_broker.down():
         began = time.monotonic()
         for _ in range(100):
@@ -379,14 +383,15 @@ def test_records_that_go_while_a_service_runs_are_told_and_other_partitions_go_o
     ):
         wait_for(
             lambda: failed and paused.is_set() and read_offsets() == {0: 5, 1: 10},
-            timeout=30,
+            timeout=60,
             what="one partition stands still, and reads no more",
         )
         at = TopicPartition(name, 0, 2_995)
         for deleted in kafka_admin.delete_records([at]).values():
             assert deleted.result().low_watermark == 2_995
         is_cut.set()
-        wait_for(lambda: lost, timeout=60, what="what has gone is told")
+        # What was in memory goes in first, one by one.
+        wait_for(lambda: lost, timeout=120, what="what has gone is told")
         (_, fields), *_ = lost
         # What was in memory went in.
         assert 5 < fields["next_offset"] < 2_995

@@ -77,7 +77,7 @@ def owned(admin):
 def await_owned(owned, wait_for):
     """A function that waits until each pod has this many origins in both roles."""
 
-    def await_owned(expected: dict[str, int], timeout: float = 40) -> None:
+    def await_owned(expected: dict[str, int], timeout: float = 60) -> None:
         wait_for(
             lambda: owned("consume") == owned("execute") == expected,
             timeout=timeout,
@@ -119,11 +119,13 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
         with running(make("pod-b", **settings), "consumers", "executor"):
             await_owned({"pod-a": 3, "pod-b": 3})
             send_all(bootstrap_servers, home, 0)
-            wait_for(lambda: handled() == [*range(20)], what="all were handled")
+            wait_for(
+                lambda: handled() == [*range(20)], timeout=60, what="all were handled"
+            )
         # A member that does not leave is missed only after the session timeout.
         await_owned({"pod-a": 6}, timeout=60)
         send_all(bootstrap_servers, home, 20)
-        wait_for(lambda: handled() == [*range(40)], what="all were handled")
+        wait_for(lambda: handled() == [*range(40)], timeout=60, what="all were handled")
 
 
 @pytest.mark.expects("loop.failed", "origins.lost")
@@ -145,7 +147,7 @@ def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
     first = start()
     wait_for(
         lambda: owned("consume") == {"pod-a": 6},
-        timeout=40,
+        timeout=60,
         what=lambda: f"it has all\n{first.output}",
     )
     second = start()
@@ -153,7 +155,7 @@ def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
     assert "give each pod its own JOBS_LIB_POD" in first.output
     wait_for(
         lambda: owned("consume") == {"pod-a": 6},
-        timeout=40,
+        timeout=60,
         what=lambda: f"the other has all\n{second.output}",
     )
     assert second.running
@@ -178,7 +180,9 @@ def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
         proxy.hold()
         await_owned({"pod-a": 6})
         # Three move for each role, and none that the other pod did not have.
-        wait_for(lambda: len(taken) == 2, what=lambda: f"both are taken: {taken}")
+        wait_for(
+            lambda: len(taken) == 2, timeout=60, what=lambda: f"both are taken: {taken}"
+        )
         assert [len(fields["origins"]) for _, fields in taken] == [3, 3]
         proxy.release()
         await_owned({"pod-a": 3, "pod-b": 3})

@@ -42,7 +42,11 @@ def test_an_odd_error_of_a_record_stops_its_partition_until_it_is_handled(
 
     produce(bootstrap_servers, name, [(str(n), {}) for n in range(len(ODD))])
     with heard("record.failed", "loop.failed") as failed, running(app, "consumers"):
-        wait_for(lambda: len(seen) >= len(ODD), timeout=60, what="all are handled")
+        wait_for(
+            lambda: admin.execute("select from seen").rowcount >= len(ODD),
+            timeout=60,
+            what="all are handled",
+        )
         assert living(f"jobs_lib consume {name}") == 2
     rows = [key for (key,) in admin.execute("select key from seen").fetchall()]
     assert sorted(rows, key=int) == [str(n) for n in range(len(ODD))]

@@ -42,6 +42,8 @@ def make(database_url, bootstrap_servers, home, ran):
             home=home,
             pod=pod,
             kafka_bootstrap_servers=bootstrap_servers,
+            # None of them dies, however late its heartbeats come.
+            stale_after=30.0,
         )
 
         @app.consumer(consumed, group=f"{consumed}-g")

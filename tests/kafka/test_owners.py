@@ -66,6 +66,7 @@ def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
     with running(app, "consumers", "executor"):
         wait_for(
             lambda: (one := found("execute", 1)) and one.pod == "pod-a",
+            timeout=60,
             what="it owns its partitions",
         )
         work = app.jobs["work"].options(origin=f"{home}/1")
@@ -78,12 +79,14 @@ def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
                 found("execute", 1).claimed == 3
                 and sorted(found(group, n).lag for n in (0, 1)) == [0, 2]
             ),
+            timeout=60,
             what="three jobs run, and two records wait",
         )
         one = found("execute", 1)
         assert (one.waiting, one.claimed, one.lag, one.epoch) == (3, 3, None, 1)
         wait_for(
             lambda: found("execute", 1).heartbeat > one.since,
+            timeout=60,
             what="the next heartbeat is shown",
         )
         other = found("execute", 0)
@@ -97,7 +100,9 @@ def test_owners_show_waiting_and_claimed_jobs_and_the_lag_of_records(
             (role, f"{home}/{n}") for role in (group, "execute") for n in (0, 1)
         ]
         admin.execute("select pg_advisory_unlock(1)")
-    wait_for(lambda: found("execute", 1).pod is None, what="they are given back")
+    wait_for(
+        lambda: found("execute", 1).pod is None, timeout=60, what="they are given back"
+    )
     assert found("execute", 1).owner is None
 
 
@@ -137,11 +142,11 @@ def test_a_live_view_follows_until_it_is_stopped(app, admin, wait_for):
         return text in said
 
     try:
-        wait_for(lambda: says(b"origin"), what="it shows an empty table")
+        wait_for(lambda: says(b"origin"), timeout=60, what="it shows an empty table")
         admin.execute(
             "insert into jobs_lib.origins (role, origin) values ('relay', 'shard/3')"
         )
-        wait_for(lambda: says(b"shard/3"), what="it shows what is new")
+        wait_for(lambda: says(b"shard/3"), timeout=60, what="it shows what is new")
         process.send_signal(signal.SIGINT)
 
         def has_ended() -> bool:
@@ -149,7 +154,7 @@ def test_a_live_view_follows_until_it_is_stopped(app, admin, wait_for):
             says(b"")
             return process.poll() is not None
 
-        wait_for(has_ended, what=lambda: f"it ends: {said[-500:]!r}")
+        wait_for(has_ended, timeout=60, what=lambda: f"it ends: {said[-500:]!r}")
         assert process.returncode == 0
     finally:
         process.kill()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.places import read_committed
 from tests.support.apps import make_app
+from tests.support.groups import Group
 
 
 @pytest.fixture
@@ -45,10 +46,9 @@ def test_a_group_whose_coordinator_is_on_its_way_is_asked_again(
     settings, topic, refuse
 ):
     name = topic(2)
-    consumer = make_consumer(settings, name)
-    offsets = [TopicPartition(name, 1, 7)]
-    consumer.commit(offsets=offsets, asynchronous=False)
-    consumer.close()
+    other = Group(settings.kafka_bootstrap_servers, name)
+    other.commit_soon(name, {1: 7})
+    other.close()
     refuse(KafkaError.NOT_COORDINATOR, 3)
     assert read_committed(settings, name, name) == {1: 7}
 

@@ -65,7 +65,7 @@ def cut_off(own_broker, make, destroyed):
     topic = own_broker.create(4)
     producers = make(own_broker.proxied)
     # A coordinator that still loads may take longer than a producer waits.
-    wait_for(lambda: not producers.fence_off({0}), timeout=30)
+    wait_for(lambda: not producers.fence_off({0}), timeout=60)
     producers.send(0, block(topic), lambda: None)
     own_broker.proxy.freeze()
     try:
@@ -104,7 +104,7 @@ def test_a_producer_is_not_destroyed_before_its_records_are_answered(
     own_broker.proxy.thaw()
     if ending == "close":
         cut_off.close()
-    wait_for(lambda: let_go(cut_off, destroyed), timeout=30)
+    wait_for(lambda: let_go(cut_off, destroyed), timeout=60)
     assert destroyed == [0]
 
 
@@ -137,10 +137,10 @@ def test_a_topic_is_sent_to_as_soon_as_it_is_there(
 ):
     name = f"{topic()}-missing"
     producers = make(bootstrap_servers)
-    wait_for(lambda: not producers.fence_off({0}), timeout=30)
+    wait_for(lambda: not producers.fence_off({0}), timeout=60)
     sent, refused = producers.send(0, block(name), lambda: None)
     assert (sent, [one.whole_topic for one in refused]) == ([], [True])
-    wait_for(lambda: remembers_missing(producers, name), timeout=30)
+    wait_for(lambda: remembers_missing(producers, name), timeout=60)
     create_topic(kafka_admin, name, 4)
     try:
         records = block(name)
@@ -155,7 +155,7 @@ def test_thousands_that_the_client_finds_too_large_keep_back_no_other(
 ):
     name = topic(4)
     producers = make(bootstrap_servers, **{"message.max.bytes": "1000"})
-    wait_for(lambda: not producers.fence_off({0}), timeout=30)
+    wait_for(lambda: not producers.fence_off({0}), timeout=60)
     records = [
         OutboxRecord(
             name, f"k{n}", b"v" * (1 if n % 2 else 2_000), LIVE, n, b"", [], "noon"
@@ -183,7 +183,7 @@ def test_producers_of_several_shards_do_not_fence_one_another(
     # These are the producers of two relays, which share the shards.
     relays = [(make(bootstrap_servers), {0, 2}), (make(bootstrap_servers), {1, 3})]
     for producers, shards in relays:
-        wait_for(partial(is_ready, producers, shards), timeout=30)
+        wait_for(partial(is_ready, producers, shards), timeout=60)
     for _ in range(2):
         for producers, shards in relays:
             for shard in shards:

@@ -93,7 +93,7 @@ def await_read(admin, topic: str, group: str, records: int, wait_for) -> None:
     )
     wait_for(
         lambda: admin.execute(query, (topic, group)).fetchone() == (records,),
-        timeout=30,
+        timeout=60,
         what=lambda: f"{records} are in: {admin.execute(query, (topic, group))}",
     )
 
@@ -295,7 +295,11 @@ def test_keys_that_went_long_ago_are_forgotten(database, admin, wait_for):
     )
     maintenance = Maintenance(database, {1})
     maintenance.start()
-    wait_for(lambda: count(admin, "model_keys") == 5, what="the oldest are forgotten")
+    wait_for(
+        lambda: count(admin, "model_keys") == 5,
+        timeout=30,
+        what="the oldest are forgotten",
+    )
     maintenance.stop()
     rows = admin.execute("select min(version), max(version) from jobs_lib.model_keys")
     assert rows.fetchone() == (25, 29)

@@ -148,7 +148,11 @@ def test_an_empty_topic_an_export_and_live_writes_make_the_topic_equal_the_table
                 timeout=60,
                 what=lambda: f"all is sent: {reexport.status(database, 'items')}",
             )
-        wait_for(lambda: count(admin, "outbox") == 0, what="the live rows are sent too")
+        wait_for(
+            lambda: count(admin, "outbox") == 0,
+            timeout=60,
+            what="the live rows are sent too",
+        )
     records = read_topic(bootstrap_servers, items.name)
     assert newest(records) == table(admin)
     causes = [record.headers["ce_cause"] for record in records]

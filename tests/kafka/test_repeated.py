@@ -34,7 +34,7 @@ def test_a_record_tells_its_cause_and_whether_it_comes_again(
         wait_for(lambda: len(found) == 5, timeout=30, what="they are handled again")
         produce(bootstrap_servers, name, [("k", 3)])
         wait_for(lambda: len(found) == 6, timeout=30, what="the new one is handled")
-        wait_for(lambda: read_offsets(name) == {0: 4}, what="all is in")
+        wait_for(lambda: read_offsets(name) == {0: 4}, timeout=30, what="all is in")
     assert found == [*first, *again]
     found.clear()
     admin.execute("update jobs_lib.offsets set next_offset = 3")

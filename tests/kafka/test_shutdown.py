@@ -56,7 +56,9 @@ class Pod:
     def stop_twice(self) -> None:
         """Ask it to stop, and again once it has heard that."""
         self.worker.signal(signal.SIGTERM)
-        wait_for(lambda: self.ask("/readyz") == 503, what="it has heard that")
+        wait_for(
+            lambda: self.ask("/readyz") == 503, timeout=60, what="it has heard that"
+        )
         self.worker.signal(signal.SIGTERM)
         assert self.worker.wait() == CUT_OFF
 
@@ -139,7 +141,7 @@ def test_a_stopping_pod_finishes_its_running_jobs_and_leaves_the_rest_to_others(
     put_to_work(first, second)
     assert first.ask("/readyz") == first.ask("/livez") == 200
     first.worker.signal(signal.SIGTERM)
-    wait_for(lambda: first.ask("/readyz") == 503, what="it is not ready")
+    wait_for(lambda: first.ask("/readyz") == 503, timeout=60, what="it is not ready")
     assert first.ask("/livez") == 200
     admin.execute("insert into may_end values ('first')")
     assert first.worker.wait() == 0
@@ -178,7 +180,7 @@ def test_a_pod_that_waits_for_kafka_is_live_and_not_ready(
         pod="first",
         probes_port=port,
     )
-    wait_for(lambda: ask(port, "/livez") == 200, what="it lives")
+    wait_for(lambda: ask(port, "/livez") == 200, timeout=60, what="it lives")
     assert ask(port, "/readyz") == 503
 
 

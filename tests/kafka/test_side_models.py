@@ -107,7 +107,7 @@ def await_read(admin, wait_for):
         )
         wait_for(
             lambda: admin.execute(query, (group,)).fetchone() == (records,),
-            timeout=30,
+            timeout=60,
             what=f"{records} are in",
         )
 

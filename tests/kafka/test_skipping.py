@@ -402,6 +402,12 @@ def test_a_process_that_has_lost_its_partition_skips_nothing(
     name = topic(1)
     app = make()
     calls = 0
+    # This process lives, so that the partition is not taken again.
+    (other,) = admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
+        " heartbeat_at) values (gen_random_uuid(), 'other', '{}', '', 1, '',"
+        " now() + interval '1 hour') returning id"
+    ).fetchone()
 
     @app.consumer(name, group=f"{name}-g", on_error="skip")
     def handle(record, conn) -> None:
@@ -409,8 +415,9 @@ def test_a_process_that_has_lost_its_partition_skips_nothing(
         calls += 1
         if calls == 2:
             admin.execute(
-                "update jobs_lib.origins set epoch = epoch + 1, owner = null"
-                " where role like 'consume:%'"
+                "update jobs_lib.origins set epoch = epoch + 1, owner = %s"
+                " where role like 'consume:%%'",
+                (other,),
             )
             fenced.set()
         raise LookupError("no price")

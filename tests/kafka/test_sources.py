@@ -33,6 +33,8 @@ class Pods:
         self._lock = threading.Lock()
 
     def make(self, pod: str, **settings):
+        # None of them dies, however late its heartbeats come.
+        settings["stale_after"] = 30.0
         app = make_app(self._url, home=self.home, pod=pod, **self._settings, **settings)
 
         @app.job()
@@ -110,7 +112,7 @@ def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
                 *names
             }
 
-        wait_for(shared, timeout=40, what=lambda: f"{names} share all: {owners()}")
+        wait_for(shared, timeout=60, what=lambda: f"{names} share all: {owners()}")
         return owners()
 
     def check() -> None:
@@ -121,7 +123,7 @@ def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
             " select origin, 'work', '{}' from unnest(%s::text[]) as o(origin)",
             (every * 3,),
         )
-        wait_for(lambda: len(pods.ran) == 3 * ORIGINS, what="all ran")
+        wait_for(lambda: len(pods.ran) == 3 * ORIGINS, timeout=60, what="all ran")
         assert sorted(pods.ran) == sorted((found[o][0], o) for o in every * 3)
 
     with pods.running("pod-a", range(ORIGINS)):

@@ -193,11 +193,13 @@ def test_no_reader_sees_a_gap_and_each_record_has_its_effect_once(
         for thread in threads:
             thread.start()
         try:
-            wait_for(lambda: seen, what="the reader reads")
+            wait_for(lambda: seen, timeout=60, what="the reader reads")
             for version in (2, 1, 2):
                 switch(app, "state_rm", version)
                 before = len(seen)
-                wait_for(lambda n=before: len(seen) > n + 1, what="it reads on")
+                wait_for(
+                    lambda n=before: len(seen) > n + 1, timeout=60, what="it reads on"
+                )
         finally:
             stop.set()
             for thread in threads:
@@ -425,7 +427,11 @@ def test_a_version_is_dropped_once_nobody_keeps_it(
         switch(both, "state_rm", 2)
         owned = "select from jobs_lib.origins where role = %s and owner is not null"
         role = (f"consume:{name}",)
-        wait_for(lambda: admin.execute(owned, role).rowcount == 2, what="it is kept")
+        wait_for(
+            lambda: admin.execute(owned, role).rowcount == 2,
+            timeout=60,
+            what="it is kept",
+        )
         with pytest.raises(OperatingError, match="these pods still keep version 1"):
             drop_version(second, "state_rm", 1)
     with running(second, "consumers"):

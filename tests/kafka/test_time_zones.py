@@ -75,17 +75,19 @@ def test_the_same_rows_are_chosen_in_every_time_zone(
     with running(app, "relay"), executing(app, HOME):
         wait_for(
             lambda: count(admin, "outbox") <= len(AGES) - len(settled),
+            timeout=60,
             what="what has settled is sent",
         )
-        wait_for(lambda: len(ran) >= len(due), what="what is due has run")
+        wait_for(lambda: len(ran) >= len(due), timeout=60, what="what is due has run")
         # These come behind all that were chosen so far, in every shard.
         with connect() as connection:
             work.enqueue(connection, minutes=0)
             for n in range(64):
                 prompt.send(connection, key=f"{n}", value=n)
-        wait_for(lambda: len(ran) > len(due), what="one more has run")
+        wait_for(lambda: len(ran) > len(due), timeout=60, what="one more has run")
         wait_for(
             lambda: count(admin, "outbox") <= len(AGES) - len(settled),
+            timeout=60,
             what="what need not settle is sent",
         )
     records = read_topic(bootstrap_servers, calm.name)

@@ -87,7 +87,7 @@ def test_the_declared_topics_are_created_once(
         f"{name}-work",
     ]
     # A broker shows a new topic some time after it has made it.
-    wait_for(lambda: plan_topics(app) == [], what="Kafka names them")
+    wait_for(lambda: plan_topics(app) == [], timeout=60, what="Kafka names them")
     assert apply_topics(app) == []
     for created, partitions in (
         (name, 4),
@@ -128,6 +128,7 @@ def test_a_plan_applies_all_differences_of_a_topic_except_its_partitions(
     # Keys would move, so the operator decides the number of partitions.
     wait_for(
         lambda: [change.what for change in plan_topics(app)] == ["partitions"],
+        timeout=60,
         what="all else is as declared",
     )
 

@@ -61,11 +61,13 @@ def test_headers_that_are_no_text_hold_their_key_alone(
         wait_for(
             # The last row of a state replaces the others, so its key is good.
             lambda: count_unsent(admin) == ((0, 1) if merge else (0, 3)),
-            timeout=30,
+            timeout=60,
             what=lambda: f"good rows have left: {operating.list_holds(database)}",
         )
         write(admin, name, "a", b"7")
-        wait_for(lambda: count_unsent(admin)[0] == 0, what="the shard goes on")
+        wait_for(
+            lambda: count_unsent(admin)[0] == 0, timeout=60, what="the shard goes on"
+        )
     sent = [record.value for record in read_topic(bootstrap_servers, name)]
     expected = [b"1", b"5", b"3"] if merge else [b"1", b"3"]
     assert sent == [*expected, b"6", b"7"]
@@ -92,7 +94,11 @@ def test_headers_that_python_cannot_read_hold_their_key_alone(
     )
     write(admin, name, "c", b"3")
     with running(app, "relay"):
-        wait_for(lambda: count_unsent(admin) == (0, 1), what="good rows have left")
+        wait_for(
+            lambda: count_unsent(admin) == (0, 1),
+            timeout=60,
+            what="good rows have left",
+        )
     assert [r.value for r in read_topic(bootstrap_servers, name)] == [b"1", b"3"]
     (hold,) = operating.list_holds(database)
     assert hold.key == "b"
@@ -114,7 +120,7 @@ def test_a_record_that_is_larger_than_the_clients_queue_is_held_alone(
     with running(app, "relay"):
         wait_for(
             lambda: count_unsent(admin) == (0, 2),
-            timeout=30,
+            timeout=60,
             what=lambda: f"good rows have left: {operating.list_holds(database)}",
         )
     (hold,) = operating.list_holds(database)

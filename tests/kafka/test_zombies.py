@@ -80,7 +80,7 @@ def await_owners(admin, home, wait_for):
         ]
         wait_for(
             lambda: sorted(found()) == sorted(both),
-            timeout=40,
+            timeout=60,
             what=lambda: f"{expected}: {found()}",
         )
 
@@ -98,7 +98,7 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     first = start("pod-a")
     await_owners({"pod-a": PARTITIONS})
     ids = enqueue()
-    wait_for(lambda: len(first.lines) == 2, what="two jobs run")
+    wait_for(lambda: len(first.lines) == 2, timeout=60, what="two jobs run")
     running = {int(line.split()[1]) for line in first.lines}
     first.pause()
     admin.execute("insert into may_end values ('pod-b')")
@@ -107,12 +107,13 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     # pod that stands still, which has locked rows that these jobs need.
     wait_for(
         lambda: effects() == [(job, "pod-b") for job in ids],
-        timeout=40,
+        timeout=60,
         what=lambda: f"the other has run all jobs: {effects()}\n{second.output}",
     )
     produce(bootstrap_servers, home, [(key, key) for key in KEYS])
     wait_for(
         lambda: admin.execute("select count(*) from read").fetchone()[0] == len(KEYS),
+        timeout=60,
         what="the other reads all records",
     )
     admin.execute("insert into may_end values ('pod-a')")
@@ -126,6 +127,7 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
     more = enqueue()
     wait_for(
         lambda: sorted(job for job, _ in effects()) == ids + more,
+        timeout=60,
         what=lambda: f"both run jobs: {effects()}\n{first.output}",
     )
     produce(bootstrap_servers, home, [(key, key) for key in KEYS])
@@ -133,6 +135,7 @@ def test_a_pod_that_was_stopped_for_longer_than_its_session_commits_nothing(
         lambda: (
             admin.execute("select count(*) from read").fetchone()[0] == 2 * len(KEYS)
         ),
+        timeout=60,
         what="both read records",
     )
     assert {pod for job, pod in effects() if job in more} == {"pod-a", "pod-b"}

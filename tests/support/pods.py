@@ -36,6 +36,8 @@ class Pods:
             home=self.home,
             pod=pod,
             kafka_bootstrap_servers=self._bootstrap_servers,
+            # None of them dies, however late its heartbeats come.
+            stale_after=30.0,
         )
 
         @app.consumer(self.home, group=self.group)
@@ -91,7 +93,7 @@ def await_pods(admin: Any, pods: set[str], origins: int) -> None:
 
     wait_for(
         shared,
-        timeout=40,
+        timeout=60,
         what=lambda: f"{pods} share all: {read_shares(admin, 'execute')}",
     )
 

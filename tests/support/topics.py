@@ -50,11 +50,18 @@ def _await_partitions(admin: AdminClient, name: str, partitions: int) -> None:
         leaders = [part.leader for part in topic.partitions.values()]
         return len(leaders) == partitions and min(leaders) >= 0
 
-    wait_for(ready, what=f"topic {name} has {partitions} partitions with leaders")
+    wait_for(
+        ready,
+        timeout=60,
+        what=f"topic {name} has {partitions} partitions with leaders",
+    )
 
 
 def delete_topics(admin: AdminClient, names: Iterable[str]) -> None:
-    """Delete those of the topics that still exist."""
+    """Delete those of the topics that still exist, and wait until the broker says so.
+
+    The controller answers before the broker forgets a topic.
+    """
     if not (wanted := list(names)):
         return
     deleting = admin.delete_topics(wanted, request_timeout=_REQUEST_SECONDS)
@@ -64,3 +71,10 @@ def delete_topics(admin: AdminClient, names: Iterable[str]) -> None:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
+    wait_for(
+        lambda: (
+            admin.list_topics(timeout=_REQUEST_SECONDS).topics.keys().isdisjoint(wanted)
+        ),
+        timeout=60,
+        what=lambda: f"the topics {wanted} are gone",
+    )

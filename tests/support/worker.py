@@ -78,7 +78,7 @@ class Worker:
         """All its output, for messages."""
         return "\n".join(["--- stdout", *self.lines, "--- stderr", *self.errors])
 
-    def wait_for_line(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
+    def wait_for_line(self, pattern: str, *, timeout: float = 60.0) -> re.Match[str]:
         """Wait for a line on stdout that contains the pattern.
 
         The test fails if the process ends without such a line, or the time is over.
@@ -118,7 +118,7 @@ class Worker:
         """SIGCONT the process and its children."""
         self._signal_group(SIGCONT)
 
-    def wait(self, *, timeout: float = 30.0) -> int:
+    def wait(self, *, timeout: float = 60.0) -> int:
         """Wait for its end and return its exit code; minus the signal if killed."""
         __tracebackhide__ = True
         wait_for(

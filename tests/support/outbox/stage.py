@@ -131,7 +131,7 @@ class Stage:
             return {pod: len(shards) for pod, shards in found.items()}
         return {}
 
-    def await_owners(self, *pods: str, timeout: float = 30.0) -> None:
+    def await_owners(self, *pods: str, timeout: float = 60.0) -> None:
         """Wait until these pods have all shards, and no other pod has any."""
         with self._connect() as admin:
             row = admin.execute("select shards from jobs_lib.installation").fetchone()
