@@ -23,6 +23,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.settings import default_settings
 from jobs_lib.testing.databases import embedded_server
 from tests import support
+from tests.support.brokers import await_coordinators
 from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
@@ -211,6 +212,7 @@ def kafka_broker() -> Iterator[KafkaBroker]:
     # No test kills this broker: it must not seem dead while the machine is busy.
     patient = {"broker.session.timeout.ms": "60000"}
     with KafkaBroker.ephemeral(properties=patient) as broker:
+        await_coordinators(broker.bootstrap_servers)
         yield broker
 
 

@@ -61,7 +61,7 @@ def test_a_returned_entity_is_in_the_answers_of_all_pods_until_its_record_is(
         def aircraft_rm(record):
             if record.version == 2:
                 held.set()
-                gate.wait(PATIENCE)
+                gate.wait(4 * PATIENCE)
             return {"airport": record.value["airport"]}
 
         return app, states, app.answers(aircraft_rm)

@@ -214,7 +214,9 @@ def test_what_kafka_has_is_told_again_until_it_is_acknowledged(
             timeout=30,
             what="Kafka has it",
         )
-    assert [fields["loop"] for _, fields in failed] == [f"done {name}-g"] * 2
+    # A coordinator that has moved may refuse it once more.
+    refused = [one for _, one in failed if one["error"] == "OSError: no answer"]
+    assert [one["loop"] for one in refused] == [f"done {name}-g"] * 2
 
 
 @pytest.mark.guarantee("K22")

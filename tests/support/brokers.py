@@ -8,18 +8,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.devstack.kafka import COMMON_PROPERTIES
 from jobs_lib.devstack.ports import free_port
+from tests.support.groups import Group
 from tests.support.proxy import Proxy
 from tests.support.topics import create_topic
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAP = "listener.security.protocol.map"
+_NAMES = "abcd"
+"""Of groups and transactions: one in each partition of the topics that keep them."""
 
 
 @dataclass
@@ -65,6 +70,37 @@ class OwnBroker:
             self.server.start()
 
 
+def await_coordinators(bootstrap_servers: str) -> None:
+    """Wait until a new broker coordinates every group and transaction.
+
+    It makes the topics that keep them when somebody asks for the first one. While a
+    machine is busy, that takes longer than clients wait.
+    """
+
+    def answers(group: Group) -> bool:
+        try:
+            group.read("none", 0)
+        except KafkaException:
+            return False
+        return True
+
+    def begins(producer: Producer) -> bool:
+        try:
+            producer.init_transactions(60)
+        except KafkaException:
+            return False
+        return True
+
+    for name in _NAMES:
+        group = Group(bootstrap_servers, name)
+        wait_for(lambda group=group: answers(group), timeout=120, what="a coordinator")
+        group.close()
+        producer = Producer(
+            {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
+        )
+        wait_for(lambda one=producer: begins(one), timeout=120, what="a coordinator")
+
+
 @contextlib.contextmanager
 def own_broker() -> Iterator[OwnBroker]:
     """A running broker with a proxied listener; its data are deleted at the end."""
@@ -80,4 +116,5 @@ def own_broker() -> Iterator[OwnBroker]:
             "controller.quorum.voters": f"1@{local}:{controller}",
         }
         with KafkaBroker(port=plain, properties=properties) as server:
+            await_coordinators(server.bootstrap_servers)
             yield OwnBroker(server, proxy)

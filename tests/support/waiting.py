@@ -19,7 +19,7 @@ _PAUSE_SECONDS = 0.01
 def wait_for(
     condition: Callable[[], T],
     *,
-    timeout: float = 15.0,
+    timeout: float = 30.0,
     what: str | Callable[[], str] = "the condition holds",
 ) -> T:
     """Call ``condition`` until it returns something true, and return that.
