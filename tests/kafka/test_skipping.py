@@ -400,13 +400,12 @@ def test_a_process_that_has_lost_its_partition_skips_nothing(
     make, admin, bootstrap_servers, topic, read_skipped, wait_for
 ):
     name = topic(1)
-    app = make()
+    app = make(stale_after=600.0)
     calls = 0
     # This process lives, so that the partition is not taken again.
     (other,) = admin.execute(
-        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
-        " heartbeat_at) values (gen_random_uuid(), 'other', '{}', '', 1, '',"
-        " now() + interval '1 hour') returning id"
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version)"
+        " values (gen_random_uuid(), 'other', '{}', '', 1, '') returning id"
     ).fetchone()
 
     @app.consumer(name, group=f"{name}-g", on_error="skip")
