@@ -182,7 +182,9 @@ def test_each_key_keeps_its_order_while_its_stream_grows(
                 what="all partitions get events",
             )
             flows.set()
-            wait_for(lambda: len(events) == 4, what="both apps have told of it")
+            wait_for(
+                lambda: len(events) == 4, timeout=60, what="both apps have told of it"
+            )
         begun = count_seen()
         wait_for(lambda: count_seen() > begun + 100, timeout=40, what="it goes on")
         publishers.__exit__()
@@ -227,13 +229,17 @@ def test_of_two_commands_at_once_one_is_refused_and_shown(
         target=grow, args=(app, name, AFTER), kwargs={"tell": told.append}
     )
     growing.start()
-    (stopped,) = wait_for(lambda: list_stopped(app), what="publishers are stopped")
+    (stopped,) = wait_for(
+        lambda: list_stopped(app), timeout=60, what="publishers are stopped"
+    )
     assert (stopped.topic, stopped.partitions) == (name, AFTER)
     assert 0 < stopped.seconds_left <= LEASE
     with pytest.raises(OperatingError, match="another command adds partitions"):
         grow(app, name, AFTER)
     # A process that has begun to ask before may publish for a moment.
-    refusal = wait_for(lambda: find_refusal(stream), what="a publish is refused")
+    refusal = wait_for(
+        lambda: find_refusal(stream), timeout=60, what="a publish is refused"
+    )
     assert isinstance(refusal, GrowingError)
     assert "gets more partitions, and took no events for 3 s" in str(refusal)
     wait_for(
@@ -327,7 +333,7 @@ def test_a_publisher_that_is_cut_off_from_the_database_publishes_nothing(
     proxy.hold()
 
     # For a moment its last answer counts.
-    refusal = wait_for(lambda: find_refusal(stream), what="it is refused")
+    refusal = wait_for(lambda: find_refusal(stream), timeout=60, what="it is refused")
     assert not isinstance(refusal, GrowingError)
     assert "has not said within 3 s" in str(refusal)
     sent = len(read_log(name))

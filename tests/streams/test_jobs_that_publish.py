@@ -235,7 +235,7 @@ def test_a_job_that_has_committed_or_has_no_group_may_not_publish(
         for one in (late, alone):
             one.enqueue(app, tenant="t1")
         wait_for(lambda: len(refused) == 2, timeout=30, what="both are refused")
-        wait_for(lambda: not count(admin, "jobs"), what="both are done")
+        wait_for(lambda: not count(admin, "jobs"), timeout=60, what="both are done")
     assert "Publish inside" in "".join(refused)
     assert "declare the type with a group" in "".join(refused)
     assert read_log(name) == []

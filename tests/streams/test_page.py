@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jobs_lib.operating.topics import apply_topics
+from jobs_lib.operating.topics import apply_topics, plan_topics
 from jobs_lib.streams import once
 from tests.support.apps import QUICK, running
 from tests.support.pages import ROOT, write_modules
@@ -44,6 +44,7 @@ def page(tmp_path, database_url, own_broker, monkeypatch, admin):
 def test_a_tenant_is_put_and_deleted_as_the_page_says(page, admin, wait_for):
     api, app = page["api"], page["tenants"].app
     apply_topics(app)
+    wait_for(lambda: plan_topics(app) == [], timeout=30, what="Kafka names it")
     find = "select email from tenants_rm"
     with running(app, "consumers"):
         put = api.put_tenant("ada@example.org", "DE", "hash", "r1")

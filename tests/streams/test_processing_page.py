@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from jobs_lib.operating.topics import apply_topics
+from jobs_lib.operating.topics import apply_topics, plan_topics
 from tests.support.apps import QUICK, count, running
 from tests.support.pages import write_modules
 from tests.support.provider import providing
@@ -41,12 +41,18 @@ def page(tmp_path, database_url, own_broker, monkeypatch, admin):
         sys.modules.pop(name).app.close()
 
 
+def await_topics(app, wait_for) -> None:
+    """Wait until the broker names the topics that were just created."""
+    wait_for(lambda: plan_topics(app) == [], timeout=30, what="Kafka names them")
+
+
 @pytest.mark.expects("fenced")
 @pytest.mark.guarantee("S3", "S4", "T21")
 def test_jobs_publish_as_the_page_says(page, admin, wait_for, read_log, monkeypatch):
     signup, plans = page["signup"], page["plans"]
     for app in (signup.app, plans.app):
         apply_topics(app)
+        await_topics(app, wait_for)
     with providing() as provider, running(signup.app, "consumers", "executor"):
         address = "http://127.0.0.1:8099"
         request = signup.urllib.request.Request
@@ -60,11 +66,11 @@ def test_jobs_publish_as_the_page_says(page, admin, wait_for, read_log, monkeypa
         signup.pending.publish("t1", {}, request="r1")
         wait_for(lambda: read_log("tenant-created"), timeout=30, what="it is created")
         assert provider.ledger == ["t1"]
-        wait_for(lambda: not count(admin, "jobs"), what="the jobs are done")
+        wait_for(lambda: not count(admin, "jobs"), timeout=60, what="the jobs are done")
     with running(plans.app, "executor"):
         for plan in ("paid", "paid", "free"):
             plans.change_plan.enqueue(plans.app, tenant="t1", plan=plan)
-        wait_for(lambda: not count(admin, "jobs"), what="the jobs are done")
+        wait_for(lambda: not count(admin, "jobs"), timeout=60, what="the jobs are done")
     assert [one.json["plan"] for one in read_log("plans")] == ["paid", "free"]
 
 
@@ -75,6 +81,7 @@ def test_records_are_processed_as_the_page_says(
 ):
     transfers, totals = page["transfers"], page["totals"]
     apply_topics(totals.app)
+    await_topics(totals.app, wait_for)
     for name in ("transfers", "orders"):
         create_topic(own_broker.admin, name, 1)
     servers = own_broker.bootstrap_servers

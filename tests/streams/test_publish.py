@@ -119,7 +119,7 @@ def test_a_stream_may_be_avro(make, name, read_log):
     ids=["default", "all", "1", "0"],
 )
 def test_the_acks_of_the_declaration_reach_the_producer(
-    make, own_broker, read_log, caplog, declared, acks, idempotence, offset
+    make, own_broker, read_log, wait_for, caplog, declared, acks, idempotence, offset
 ):
     caplog.set_level(logging.DEBUG, "jobs_lib.kafka")
     name = own_broker.create()
@@ -129,6 +129,8 @@ def test_the_acks_of_the_declaration_reach_the_producer(
     assert stream.publish("k", 2).offset == offset
     assert f"request.required.acks = {acks}" in caplog.text
     assert f"enable.idempotence = {idempotence}" in caplog.text
+    # Without an acknowledgement, the broker may still have to store the events.
+    wait_for(lambda: len(read_log(name)) == 2, timeout=30, what="both are stored")
     assert [one.json for one in read_log(name)] == [1, 2]
 
 

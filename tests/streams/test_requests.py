@@ -25,7 +25,7 @@ from jobs_lib.streams.log import Log
 from jobs_lib.streams.requests import Requests
 from tests.support.canary import VALUE
 from tests.support.processes.publishers import MAY_PUBLISH, STEPS
-from tests.support.topics import create_topic, delete_topics
+from tests.support.topics import make_anew
 from tests.support.waiting import linger
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def test_what_kafka_has_not_acknowledged_is_found_before_it_is_sent_again(
     caller = threading.Thread(target=publish)
     caller.start()
     if lost == "the answer":
-        assert proxy.swallowed.wait(10)
+        assert proxy.swallowed.wait(30)
         proxy.hold()
     caller.join()
     assert len(failed) == 1
@@ -189,24 +189,27 @@ def test_equal_requests_on_an_event_loop_make_one_event(make, name, read_log):
 
 @pytest.mark.guarantee("T14")
 def test_a_cancelled_publish_is_found_when_it_is_repeated(
-    make, own_broker, admin, name, read_log
+    make, own_broker, admin, name, read_log, wait_for
 ):
     stream = make(proxied=True).stream(name)
     stream.publish("t1", {"warm": 1}, request="warm")
+    producer = stream._publishing()._publisher._find("all")._producer
 
     async def cancel() -> None:
         own_broker.proxy.freeze()
         call = asyncio.create_task(stream.publish_async("t1", STATE, request="r1"))
-        while list_requests(admin)[0] != "r1":
+        # Kafka's client has the event, and nobody can call it back.
+        while not len(producer):
             await asyncio.sleep(0.01)
-        # The event is under way, and nobody can call it back.
-        await asyncio.sleep(0.1)
+        assert list_requests(admin) == ["r1", "warm"]
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         own_broker.proxy.thaw()
 
     asyncio.run(cancel())
+    # Within the time of its sender, which ends here, the broker has stored it.
+    wait_for(lambda: len(read_log(name)) == 2, timeout=30, what="it is stored")
     end_senders_time(admin)
     answer = make().stream(name).publish("t1", STATE, request="r1")
     assert [one.json for one in read_log(name)] == [{"warm": 1}, STATE]
@@ -371,8 +374,7 @@ def test_an_event_is_found_in_a_topic_that_was_made_anew_before_it_was_sent(
     for n in range(3):
         stream.publish("t1", {"n": n})
     stream.publish("t1", STATE, request="before")
-    delete_topics(own_broker.admin, [name])
-    create_topic(own_broker.admin, name, 2)
+    make_anew(own_broker.admin, name, 2)
     # The publisher still knows the end of the topic that is gone.
     place = stream.publish("t1", STATE, request="r1")
     (search_from,) = admin.execute(

@@ -44,6 +44,21 @@ def grow_topic(admin: AdminClient, name: str, partitions: int) -> None:
     _await_partitions(admin, name, partitions)
 
 
+def make_anew(admin: AdminClient, name: str, partitions: int) -> None:
+    """Delete a topic, and create another one of its name.
+
+    The broker shows the old one for a moment longer. It would seem to be the new one.
+    """
+    delete_topics(admin, [name])
+
+    def is_gone() -> bool:
+        found = admin.list_topics(name, timeout=_REQUEST_SECONDS).topics[name]
+        return found.error is not None
+
+    wait_for(is_gone, timeout=30, what=f"the topic {name} is gone")
+    create_topic(admin, name, partitions)
+
+
 def _await_partitions(admin: AdminClient, name: str, partitions: int) -> None:
     def ready() -> bool:
         topic = admin.list_topics(name, timeout=_REQUEST_SECONDS).topics[name]
