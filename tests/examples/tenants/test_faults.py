@@ -132,7 +132,7 @@ def test_an_answer_of_kafka_that_is_lost_is_no_success_and_is_found(
     broker.proxy.swallow("post-lost")
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(post, http, "lost")
-        assert broker.proxy.swallowed.wait(20)
+        assert broker.proxy.swallowed.wait(30)
         broker.proxy.hold()
         answer = sent.result(60)
     assert answer.status_code == 503
