@@ -61,13 +61,17 @@ def test_groups_keep_their_order_when_the_last_commits_are_lost(pair, wait_for, 
         assert begun.wait(30)
         pair.cut_replication()
         first.set()
-        wait_for(lambda: len(reached) == len(GROUPS), what="all are at their fifth")
+        wait_for(
+            lambda: len(reached) == len(GROUPS),
+            timeout=30,
+            what="all are at their fifth",
+        )
         wait_for(
             lambda: pair.ask("select count(*) from jobs_lib.jobs") == [(20,)],
+            timeout=30,
             what="what has ended is written",
         )
-        pair.fail_over()
-        assert pair.ask("select count(*) from jobs_lib.jobs") == [(40,)]
+        assert pair.fail_over("select count(*) from jobs_lib.jobs") == [(40,)]
         go.set()
         wait_for(
             lambda: pair.ask("select count(*) from jobs_lib.jobs") == [(0,)],
@@ -242,8 +246,7 @@ def test_a_consumer_applies_again_what_a_promoted_standby_has_lost(
         pair.cut_replication()
         send(range(40, 80))
         await_read(80)
-        pair.fail_over()
-        assert pair.ask("select count(*) from effects") == [(40,)]
+        assert pair.fail_over("select count(*) from effects") == [(40,)]
         # Of its own accord, without another record.
         await_read(80)
         send(range(80, 100))

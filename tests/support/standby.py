@@ -103,15 +103,23 @@ class Pair:
             what="the standby is cut off",
         )
 
-    def fail_over(self) -> None:
-        """Kill the primary, and lead the address to the standby."""
-        self.primary.process.kill()
-        self.promote()
+    def fail_over(self, query: str = "select") -> list[tuple[Any, ...]]:
+        """Kill the primary, and lead the address to the standby.
 
-    def promote(self) -> None:
-        """Lead the address to the standby, in any state of the primary."""
+        Returns the rows of a query that the standby gets before all others.
+        """
+        self.primary.process.kill()
+        return self.promote(query)
+
+    def promote(self, query: str = "select") -> list[tuple[Any, ...]]:
+        """Lead the address to the standby, in any state of the primary.
+
+        Returns the rows of a query that the standby gets before all others.
+        """
         assert _ask(self.standby.url, "select pg_promote(true, 60)") == [(True,)]
+        found = _ask(self.standby.url, query)
         self.proxy.turn(self.standby.url)
+        return found
 
 
 def _ask(url: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
