@@ -35,7 +35,9 @@ def test_times_and_backoff_follow_the_database(
     with psycopg.connect(url) as connection:
         add.options(run_at=due).enqueue(connection, n=1)
     enqueue(url, "fail_once", 1)
-    wait_for(lambda: count(url) == 0, what=lambda: f"both ran\n{worker.output}")
+    wait_for(
+        lambda: count(url) == 0, timeout=60, what=lambda: f"both ran\n{worker.output}"
+    )
     assert effects(url) == [0, 1]
     at = dict(admin.execute("select n, at from effects").fetchall())
     # It runs after a backoff of at most 0.05 s, not of an hour. The other job does not

@@ -135,7 +135,8 @@ class Late:
         self.refused: list[int] = []
         """The attempts whose commit was refused."""
         handler = self._make_plain() if kind == "plain" else self._make_async()
-        self.type = app.job(name="late", time_limit=0.2, retry=RETRY)(handler)
+        # The limit gives a busy machine time for transactions.
+        self.type = app.job(name="late", time_limit=2, retry=RETRY)(handler)
 
     @property
     def blocks_the_loop(self) -> bool:
@@ -156,7 +157,7 @@ class Late:
                 with job.transaction() as connection:
                     connection.execute(ADD, (job.attempt, job.id))
                     if job.attempt == 1:
-                        assert self.freed.wait(20)
+                        assert self.freed.wait(60)
             except FencedError:
                 self.refused.append(job.attempt)
                 raise
@@ -169,7 +170,7 @@ class Late:
                 async with job.transaction() as connection:
                     await connection.execute(ADD, (job.attempt, job.id))
                     if job.attempt == 1 and self.blocks_the_loop:
-                        assert self.freed.wait(20)
+                        assert self.freed.wait(60)
                     while job.attempt == 1 and not self.freed.is_set():
                         with contextlib.suppress(asyncio.CancelledError):
                             await asyncio.sleep(0.01)
@@ -242,9 +243,13 @@ def test_a_handler_that_ignores_its_time_limit_is_reported(url, app, admin, late
         assert stuck[0][1]["job"].attempt == 1
         assert "overrun" in stuck[0][1]["stack"]
         if late.blocks_the_loop:
-            wait_for(lambda: blocked, what="the lag is reported")
-            assert blocked[0][1]["seconds"] >= 0.5
-            assert "freed.wait" in blocked[0][1]["stack"]
+            # On a busy machine the loop may have stood still before.
+            by_it = wait_for(
+                lambda: [e for _, e in blocked if "freed.wait" in e["stack"]],
+                timeout=30,
+                what=lambda: f"the lag is reported: {blocked}",
+            )
+            assert by_it[0]["seconds"] >= 0.5
         late.end(url, admin)
 
 
@@ -268,7 +273,7 @@ def test_handlers_that_hold_every_connection_hold_up_no_other_jobs(
         with job.transaction() as connection:
             connection.execute("select 1")
             inside.append(job.id)
-            freed.wait(20)
+            freed.wait(60)
 
     async def hold_async(job) -> None:
         async with job.transaction() as connection:
@@ -373,8 +378,8 @@ def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
 
     with connect() as connection:
         poison.enqueue(connection)
-    with executing(app, HOME), heard("jobs.retried") as retried:
-        wait_for(lambda: len(retried) >= 14, timeout=20, what="it has failed often")
+    with heard("job.failed") as failed, executing(app, HOME):
+        wait_for(lambda: len(failed) >= 14, timeout=60, what="it has failed often")
     row = admin.execute("select attempt, errors from jobs_lib.jobs").fetchone()
     assert row is not None
     attempt, errors = row
@@ -385,4 +390,6 @@ def test_a_job_that_always_fails_is_retried_more_and_more_rarely(
     # early.
     bounds = [0.05, 0.1, 0.2] + [0.4] * (len(gaps) - 3)
     assert all(gap > 0.99 * bound for gap, bound in zip(gaps, bounds, strict=True))
-    assert min(gaps[:2]) < 0.4
+    # Nor is it meant to come late. When it comes, the machine decides, too.
+    delays = [fields["retry_in"] for _, fields in failed]
+    assert delays == [round(0.999 * bound, 3) for bound in [*bounds, 0.4]]

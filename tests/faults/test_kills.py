@@ -18,7 +18,7 @@ def test_an_outside_effect_is_repeated_with_the_same_key(url, start_worker, wait
     # The other jobs are called once, since no fault touches them.
     enqueue(url, "call_then_die", 3)
     start_worker(url, pod="heir")
-    wait_for(lambda: count(url) == 0, what="all have run")
+    wait_for(lambda: count(url) == 0, timeout=60, what="all have run")
     with psycopg.connect(url) as connection:
         calls = connection.execute(
             "select count(*), count(distinct key), max(attempt) from calls"
@@ -40,7 +40,7 @@ def test_a_job_is_not_run_again_after_its_commit(url, start_worker, wait_for):
     start_worker(url, pod="heir")
     # This job is enqueued later, so it runs after the jobs of the dead process.
     enqueue(url, "add", 1)
-    wait_for(lambda: count(url) == 0, what="the other one has run")
+    wait_for(lambda: count(url) == 0, timeout=60, what="the other one has run")
     assert effects(url) == [0, 0]
     assert attempts(url) == {("completed", 1)}
 

@@ -107,7 +107,11 @@ def test_a_pod_that_was_frozen_begins_nothing_that_it_had_in_memory(
 
     frozen = start("frozen")
     enqueue(["a", "b"], 8)
-    wait_for(lambda: len(frozen.lines) == 2, what=lambda: f"two run\n{frozen.output}")
+    wait_for(
+        lambda: len(frozen.lines) == 2,
+        timeout=60,
+        what=lambda: f"two run\n{frozen.output}",
+    )
     frozen.pause()
     running = starts("frozen")
     (tmp_path / "heir may end").touch()

@@ -90,7 +90,7 @@ def test_a_long_handler_does_not_fail_livez(serve, connect, wait_for):
     with running(app, "executor"):
         with connect() as connection:
             work.enqueue(connection)
-        assert begun.wait(20)
+        assert begun.wait(30)
         until = time.monotonic() + 2 * SILENT
         while time.monotonic() < until:
             assert ask() == (200, "live")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import psycopg
 import pytest
 
@@ -37,9 +35,16 @@ def test_a_job_that_loses_its_connection_again_and_again_is_discarded(
     limit = f"set local idle_in_transaction_session_timeout = '{idle}'"
     question = KILL if fault == "killed" else "select 1"
 
-    def pause() -> None:
+    def await_end(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
+        """Let the server end an idle session, however late it does so."""
+        found = "select from pg_stat_activity where pid = %s"
+        place = (connection.info.backend_pid,)
         if fault == "idle":
-            time.sleep(0.6)
+            wait_for(
+                lambda: not admin.execute(found, place).rowcount,
+                timeout=30,
+                what="the server has ended the session",
+            )
 
     def run(job, n: int) -> None:
         with job.transaction() as connection:
@@ -47,7 +52,7 @@ def test_a_job_that_loses_its_connection_again_and_again_is_discarded(
             if n == 0:
                 seen.append(job.attempt)
                 connection.execute(limit)
-                pause()
+                await_end(connection)
                 connection.execute(question)
 
     async def run_async(job, n: int) -> None:
@@ -56,7 +61,7 @@ def test_a_job_that_loses_its_connection_again_and_again_is_discarded(
             if n == 0:
                 seen.append(job.attempt)
                 await connection.execute(limit)
-                pause()
+                await_end(connection)
                 await connection.execute(question)
 
     work = app.job(name="work", group=lambda n: "g", retry=RETRY)(

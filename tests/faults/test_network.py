@@ -46,7 +46,7 @@ def test_a_connection_that_is_cut_or_silent_is_noticed_in_time(
     worker = start_worker(proxy.url(url), database_timeout=TIMEOUT, stale_after=60)
     enqueue(url, "add", JOBS)
     enqueue(url, "aadd", JOBS)
-    wait_for(lambda: len(effects(url)) > 20, what="some have run")
+    wait_for(lambda: len(effects(url)) > 20, timeout=60, what="some have run")
     struck_at = time.monotonic()
     getattr(proxy, fault)()
     wait_for(
@@ -68,8 +68,12 @@ def test_a_commit_whose_answer_is_lost_is_not_repeated(
     worker = start_worker(proxy.url(url), workers=1)
     proxy.swallow("complete_job")
     enqueue(url, kind, 5)
-    wait_for(proxy.swallowed.is_set, what="an answer was dropped")
-    wait_for(lambda: count(url) == 0, what=lambda: f"all have run\n{worker.output}")
+    wait_for(proxy.swallowed.is_set, timeout=60, what="an answer was dropped")
+    wait_for(
+        lambda: count(url) == 0,
+        timeout=60,
+        what=lambda: f"all have run\n{worker.output}",
+    )
     assert effects(url) == [0, 1, 2, 3, 4]
     assert attempts(url) == {("completed", 1)}
     unknown = [line for line in worker.lines if line.startswith("UnknownCommit")]
@@ -94,7 +98,9 @@ def test_a_commit_that_never_arrived_is_made_by_the_next_run(
         " deferrable initially deferred for each row execute function cut()"
     )
     enqueue(url, "add_and_say", 1)
-    wait_for(lambda: count(url) == 0, what=lambda: f"it has run\n{worker.output}")
+    wait_for(
+        lambda: count(url) == 0, timeout=60, what=lambda: f"it has run\n{worker.output}"
+    )
     assert effects(url) == [0]
     assert attempts(url) == {("completed", 1)}
     begun = [line for line in worker.lines if line.startswith("begun")]

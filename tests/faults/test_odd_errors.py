@@ -99,7 +99,7 @@ def test_an_odd_error_is_a_failure_and_costs_no_thread(
             wait_for(lambda: count(url) == 0, what="all are given up")
             with connect() as connection:
                 fine.enqueue(connection)
-            assert done.wait(20)
+            assert done.wait(30)
             assert living(before) == WORKERS
         assert failed == []
     with connect() as connection:

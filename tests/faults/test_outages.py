@@ -49,7 +49,7 @@ class Scene:
             @app.job()
             def work(job) -> None:
                 self.begun.append(job.id)
-                assert self.gate.wait(60)
+                assert self.gate.wait(150)
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         """The rows of a query, in a session of its own."""
@@ -111,10 +111,12 @@ def check(
         running(scene.apps[0], "executor") as first,
         running(scene.apps[1], "executor") as second,
     ):
-        wait_for(lambda: scene.ask(SHARES) == [(8,), (8,)], what="even shares")
+        wait_for(
+            lambda: scene.ask(SHARES) == [(8,), (8,)], timeout=60, what="even shares"
+        )
         before = scene.ask(OWNERS)
         scene.enqueue()
-        wait_for(lambda: len(scene.begun) == len(HOME), what="all run")
+        wait_for(lambda: len(scene.begun) == len(HOME), timeout=30, what="all run")
         strike()
         struck_at = time.monotonic()
         wait_for(
@@ -123,6 +125,7 @@ def check(
                 and second.process.lease.is_over()
                 and time.monotonic() - struck_at > scene.stale_after
             ),
+            timeout=30,
             what="both look dead",
         )
         release()
@@ -139,7 +142,9 @@ def check(
         )
         release_other()
         wait_for(
-            lambda: not second.process.lease.is_over(), what="the other one is back"
+            lambda: not second.process.lease.is_over(),
+            timeout=40,
+            what="the other one is back",
         )
         scene.gate.set()
         wait_for(lambda: scene.ask(LEFT) == [(0,)], timeout=30, what="all have ended")
@@ -180,11 +185,13 @@ def test_a_pod_that_waited_for_its_database_does_not_take_silent_owners_for_dead
         with heard("loop.failed") as failed:
             starting.start()
             try:
-                wait_for(lambda: failed, what="it waits")
+                wait_for(lambda: failed, timeout=30, what="it waits")
                 proxy.turn(url)
                 turned_at = time.monotonic()
                 wait_for(
-                    lambda: admin.execute(taken, (silent,)).rowcount, what="it is taken"
+                    lambda: admin.execute(taken, (silent,)).rowcount,
+                    timeout=40,
+                    what="it is taken",
                 )
                 waited = time.monotonic() - turned_at
             finally:

@@ -186,7 +186,7 @@ def test_a_late_commit_starts_soon_after_a_freeze_and_a_take_over(
     worker = start_worker(url)
     with connect() as connection:
         add.enqueue(connection, n=2)
-    wait_for(lambda: effects(url) == [2], what="it runs")
+    wait_for(lambda: effects(url) == [2], timeout=60, what="it runs")
     if how == "killed":
         worker.kill()
         start_worker(url)

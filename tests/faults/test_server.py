@@ -42,10 +42,10 @@ def test_an_executor_outlives_its_server(
     worker = start_worker(own_url)
     for name in ("slow", "add", "aadd"):
         enqueue(own_url, name, JOBS)
-    wait_for(lambda: len(effects(own_url)) > 50, what="some have run")
+    wait_for(lambda: len(effects(own_url)) > 50, timeout=60, what="some have run")
     stop(own_server)
     # Running jobs may reach their end first.
-    wait_for(lambda: "loop.failed" in worker.output, what="it has noticed")
+    wait_for(lambda: "loop.failed" in worker.output, timeout=60, what="it has noticed")
     use = Use(worker)
     idle_until = time.monotonic() + 3
     wait_for(lambda: time.monotonic() > idle_until, what="the server is away")
@@ -81,7 +81,9 @@ def test_sessions_that_are_ended_cost_no_attempt(
     enqueue(url, "aadd", JOBS)
     ended = 0
     for goal in (50, 200, 350):
-        wait_for(lambda goal=goal: len(effects(url)) > goal, what="some have run")
+        wait_for(
+            lambda goal=goal: len(effects(url)) > goal, timeout=60, what="some have run"
+        )
         rows = admin.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where application_name like 'jobs_lib %%'"

@@ -286,7 +286,7 @@ def test_an_executor_waits_for_a_server_that_refuses(
             parts._replace(netloc=f"worker:{PASSWORD}@{there}").geturl(),
             env={"tell": "all"},
         )
-        wait_for(lambda: len(effects(url)) > 20, what="some have run")
+        wait_for(lambda: len(effects(url)) > 20, timeout=60, what="some have run")
         refusal.begin()
         try:
             wait_for(

@@ -71,18 +71,19 @@ def test_a_pod_waits_for_its_database_and_says_so(own_url, start, away, wait_for
     pod, is_well = start()
     wait_for(
         lambda: re.search("loop.failed loop=start .*the database at", pod.output),
+        timeout=60,
         what=lambda: f"it says what it waits for\n{pod.output}",
     )
     assert pod.running
     # Any of the processes may be the first that waits.
-    wait_for(lambda: is_well("/livez"), what="its probes answer")
+    wait_for(lambda: is_well("/livez"), timeout=60, what="its probes answer")
     assert not is_well("/readyz")
     away.start()
     enqueue(own_url, "quick", 20)
-    wait_for(lambda: is_well("/readyz"), timeout=30, what="it is ready")
-    wait_for(lambda: count(own_url) == 0, timeout=30, what="the jobs have run")
+    wait_for(lambda: is_well("/readyz"), timeout=60, what="it is ready")
+    wait_for(lambda: count(own_url) == 0, timeout=60, what="the jobs have run")
     pod.signal(signal.SIGTERM)
-    assert pod.wait() == 0
+    assert pod.wait(timeout=60) == 0
 
 
 @pytest.mark.expects("loop.failed")
@@ -92,9 +93,11 @@ def test_a_pod_that_waits_for_its_database_ends_in_order_when_asked(
     start, away, wait_for, number
 ):
     pod, _ = start()
-    wait_for(lambda: "loop.failed loop=start" in pod.output, what="it waits")
+    wait_for(
+        lambda: "loop.failed loop=start" in pod.output, timeout=60, what="it waits"
+    )
     pod.signal(number)
-    assert pod.wait() == 0
+    assert pod.wait(timeout=60) == 0
     assert "Traceback" not in pod.output
 
 
@@ -104,9 +107,9 @@ def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(
     start, number
 ):
     pod, _ = start(slow="yes")
-    pod.wait_for_line("loading")
+    pod.wait_for_line("loading", timeout=60)
     pod.signal(number)
-    assert pod.wait() == 0
+    assert pod.wait(timeout=60) == 0
     assert "Traceback" not in pod.output
 
 
@@ -115,7 +118,7 @@ def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(
 def test_a_pod_that_waits_for_kafka_ends_in_order_when_asked(start, wait_for):
     pod, _ = start(JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1", HOME_TOPIC="nowhere")
     wait_for(
-        lambda: "loop.failed loop=start" in pod.output, timeout=40, what="it waits"
+        lambda: "loop.failed loop=start" in pod.output, timeout=60, what="it waits"
     )
     pod.signal(signal.SIGTERM)
-    assert pod.wait() == 0
+    assert pod.wait(timeout=60) == 0

@@ -320,12 +320,12 @@ def pgbouncer(
         [PGBOUNCER, *options, str(file)], stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for(lambda: _listens(port), what="PgBouncer listens")
+        wait_for(lambda: _listens(port), timeout=60, what="PgBouncer listens")
         there = f"127.0.0.1:{port}/{name}"
         yield f"postgresql://{target['user']}:{target['password']}@{there}"
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def _listens(port: int) -> bool:
@@ -340,12 +340,24 @@ def _touch(bench: Bench, application: str, statement: str) -> None:
 
 
 def _set(bench: Bench, name: str, value: str) -> None:
-    def change(statement: str) -> None:
-        bench.admin.execute(statement)
-        bench.admin.execute("select pg_reload_conf()")
+    before = _show(bench, name)
 
-    bench.undo.callback(change, f"alter system reset {name}")
-    change(f"alter system set {name} = '{value}'")
+    def reset() -> None:
+        bench.admin.execute(f"alter system reset {name}")
+        bench.admin.execute("select pg_reload_conf()")
+        # The next test has this server, which reads its settings a moment later.
+        wait_for(lambda: _show(bench, name) == before, what=f"{name} is {before}")
+
+    bench.undo.callback(reset)
+    bench.admin.execute(f"alter system set {name} = '{value}'")
+    bench.admin.execute("select pg_reload_conf()")
+
+
+def _show(bench: Bench, name: str) -> str:
+    """The value that a setting has in a new session."""
+    with psycopg.connect(bench.database.url) as connection:
+        (value,) = connection.execute(f"show {name}").fetchall()[0]
+    return str(value)
 
 
 def _topic(bench: Bench, *, there: int, declared: int) -> dict[str, Any]:
