@@ -114,7 +114,11 @@ def test_the_markers_of_transactions_are_no_lag(
             lambda: look("lag") == {(group, name): 0}, timeout=60, what="none is left"
         )
         stored = "select next_offset from jobs_lib.offsets where partition = 0"
-        assert admin.execute(stored).fetchone() == (5,)
+        wait_for(
+            lambda: admin.execute(stored).fetchone() == (5,),
+            timeout=60,
+            what="all are stored",
+        )
         producer.begin_transaction()
         producer.produce(name, "6", partition=0)
         assert producer.flush(30) == 0
@@ -149,7 +153,9 @@ def test_ages_skips_and_partitions_that_stand_still_are_those_of_the_database(
     with running(app, "consumers"):
         wait_for(lambda: look("skipped_records") == {of: 3}, timeout=60, what="skipped")
         wait_for(
-            lambda: look("blocked_partitions") == {of: 0}, what="none stands still"
+            lambda: look("blocked_partitions") == {of: 0},
+            timeout=60,
+            what="none stands still",
         )
         assert look("blocked_offset") == look("blocked_seconds") == {}
         assert look("applied_age_seconds") == {}
@@ -157,6 +163,14 @@ def test_ages_skips_and_partitions_that_stand_still_are_those_of_the_database(
         for partition in range(2):
             producer.produce(name, "1", partition=partition)
         assert producer.flush(30) == 0
+        stored = "select from jobs_lib.offsets where consumer_group = %s"
+        wait_for(
+            lambda: (
+                admin.execute(f"{stored} and next_offset = 1", (group,)).rowcount == 2
+            ),
+            timeout=60,
+            what="both are applied",
+        )
         wait_for(lambda: look("applied_age_seconds"), timeout=60, what="applied")
         assert 0 <= look("applied_age_seconds")[of] < 60
         admin.execute(

@@ -112,10 +112,10 @@ def test_a_retried_job_runs_at_once_although_its_id_is_behind_the_cursor(
     late = add_discarded(admin, group="g")
     with executing(app, HOME):
         later = [add_job(admin, group="g") for _ in range(3)]
-        wait_for(lambda: ran == later, what="the others ran")
+        wait_for(lambda: ran == later, timeout=30, what="the others ran")
         retry(database, [late])
         # This is well before the sweep of everything, once a minute, would find it.
-        wait_for(lambda: ran == [*later, late], timeout=5, what="it ran")
+        wait_for(lambda: ran == [*later, late], timeout=30, what="it ran")
 
 
 @pytest.mark.parametrize("act", [retry, delete_discarded])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -146,16 +145,18 @@ def test_completions_go_on_while_a_reader_of_the_history_blocks_the_drop(
     tomorrow = today(admin) + timedelta(days=1)
     reader = connect()
     reader.execute("lock table only jobs_lib.history in access share mode")
-    longest = 0.0
     stop = threading.Event()
+    waited: list[Exception] = []
 
     def complete() -> None:
-        nonlocal longest
         with psycopg.connect(database.url, autocommit=True) as connection:
+            # The server measures the wait for a lock alone, on a busy machine, too.
+            connection.execute("set lock_timeout = '500ms'")
             while not stop.is_set():
-                begun = time.monotonic()
-                connection.execute(HISTORY, (tomorrow, 1))
-                longest = max(longest, time.monotonic() - begun)
+                try:
+                    connection.execute(HISTORY, (tomorrow, 1))
+                except psycopg.errors.LockNotAvailable as error:
+                    waited.append(error)
 
     writer = threading.Thread(target=complete)
     writer.start()
@@ -164,8 +165,7 @@ def test_completions_go_on_while_a_reader_of_the_history_blocks_the_drop(
     writer.join()
     assert (done.dropped, done.left) == (0, 1)
     assert partitions(admin)[over] == 0
-    print(f"longest completion {longest * 1000:.0f} ms")
-    assert longest < 0.5
+    assert waited == []
     reader.rollback()
     assert maintain(database, ()).dropped == 1
 

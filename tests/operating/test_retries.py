@@ -74,11 +74,11 @@ def test_a_job_in_backoff_runs_at_once_and_its_attempts_stay_as_counted(
     with connect() as connection:
         job = work.enqueue(connection, n=1)
     with executing(app, HOME):
-        wait_for(lambda: waits(1), what="the first attempt failed")
+        wait_for(lambda: waits(1), timeout=30, what="the first attempt failed")
         assert retry(database, [job]).retried == 1
-        wait_for(lambda: waits(2), timeout=5, what="the second attempt failed")
+        wait_for(lambda: waits(2), timeout=30, what="the second attempt failed")
         assert retry(database, filter=Filter(type="work", error="503")).retried == 1
-        wait_for(lambda: attempts == [1, 2, 3], timeout=5, what="the third attempt")
+        wait_for(lambda: attempts == [1, 2, 3], timeout=30, what="the third attempt")
 
 
 def test_a_filter_takes_jobs_in_backoff_beside_discarded_ones_and_no_others(
