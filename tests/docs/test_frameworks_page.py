@@ -110,6 +110,7 @@ def test_the_jobs_run_in_the_web_server_of_fastapi(load, admin, wait_for):
         client.post("/orders/7?customer=ada")
         wait_for(
             lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
+            timeout=60,
             what="the invoice is written",
         )
     # The service has stopped with the server, and its row is deleted.
@@ -124,6 +125,7 @@ def test_the_worker_runs_jobs_with_django_set_up(
     run_process(*("-m", "jobs_lib.cli", "run", "worker:app"), env=given)
     wait_for(
         lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
+        timeout=60,
         what="the invoice is written",
     )
 
@@ -140,6 +142,7 @@ def test_a_worker_runs_djangos_tasks(
     run_process(*("-m", "jobs_lib.cli", "run", "worker_of_tasks:app"), env=given)
     wait_for(
         lambda: admin.execute("select id from invoices").fetchall() == [(7,)],
+        timeout=60,
         what="the invoice is written",
     )
 

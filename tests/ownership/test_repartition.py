@@ -266,6 +266,7 @@ def test_groups_stay_serial_and_in_order_while_they_move(app, admin, connect, wa
                     admin.execute("select count(*) from effects").fetchone()[0]
                     > begun + 200
                 ),
+                timeout=60,
                 what="jobs run after the move",
             )
         stop.set()
@@ -273,6 +274,7 @@ def test_groups_stay_serial_and_in_order_while_they_move(app, admin, connect, wa
             sender.join()
         wait_for(
             lambda: not admin.execute("select from jobs_lib.jobs limit 1").rowcount,
+            timeout=60,
             what="all have run",
         )
     for group, count in counts.items():

@@ -204,6 +204,16 @@ def pids(admin) -> set[int]:
     return {row[0] for row in rows}
 
 
+def await_both(admin, wait_for) -> set[int]:
+    """Wait until both processes live, and return them."""
+    found: set[int] = wait_for(
+        lambda: found if len(found := pids(admin)) == 2 else None,
+        timeout=60,
+        what="both live",
+    )
+    return found
+
+
 def owners(admin) -> int:
     """Count the processes that share all the origins."""
     row = admin.execute(
@@ -287,11 +297,10 @@ def test_the_exit_code_shows_the_signal_that_killed_a_stopping_child(run_process
 
 def test_a_child_that_dies_is_started_again(start, admin, wait_for):
     parent = start()
-    wait_for(lambda: len(pids(admin)) == 2, timeout=60, what="both live")
-    before = pids(admin)
+    before = await_both(admin, wait_for)
     os.kill(min(before), signal.SIGKILL)
     wait_for(
-        lambda: len(pids(admin)) == 2 and pids(admin) != before,
+        lambda: len(found := pids(admin)) == 2 and found != before,
         timeout=60,
         what=lambda: f"another one lives\n{parent.output}",
     )
@@ -355,8 +364,7 @@ def test_a_process_is_measured_and_compared_with_its_limits():
 @pytest.mark.guarantee("FP20")
 def test_the_children_of_a_killed_parent_stop(start, admin, wait_for):
     parent = start()
-    wait_for(lambda: len(pids(admin)) == 2, timeout=60, what="both live")
-    children = pids(admin)
+    children = await_both(admin, wait_for)
     os.kill(parent.pid, signal.SIGKILL)
 
     def gone() -> bool:

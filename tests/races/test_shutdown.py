@@ -32,6 +32,7 @@ def start(database_url, connect, start_process, wait_for):
         )
         wait_for(
             lambda: len(said(worker, "started")) >= 2,
+            timeout=60,
             what=lambda: f"two are running\n{worker.output}",
         )
         return worker
@@ -60,6 +61,7 @@ def test_a_signal_logs_the_running_jobs_and_the_effect_of_a_second_signal(
     worker.signal(number)
     wait_for(
         lambda: "stopping:" in worker.output,
+        timeout=30,
         what=lambda: f"it says what it waits for\n{worker.output}",
     )
     (line,) = [line for line in worker.errors if "stopping:" in line]
@@ -125,9 +127,9 @@ def test_a_second_signal_ends_the_executor_at_once_and_burns_no_attempt(
     worker = start(600.0, 60.0)
     assert claimed(admin)
     worker.signal(signal.SIGTERM)
-    wait_for(lambda: not claimed(admin), what="it stops")
+    wait_for(lambda: not claimed(admin), timeout=30, what="it stops")
     worker.signal(second)
-    assert worker.wait(timeout=20) == CUT_OFF
+    assert worker.wait(timeout=30) == CUT_OFF
     started = {line.split()[1] for line in said(worker, "started")}
     assert len(started) == 2
     assert said(worker, "ended") == []
@@ -141,7 +143,7 @@ def test_sigquit_ends_the_executor_at_once_and_burns_no_attempt(
 ):
     worker = start(600.0, 60.0)
     worker.signal(signal.SIGQUIT)
-    assert worker.wait(timeout=20) == CUT_OFF
+    assert worker.wait(timeout=30) == CUT_OFF
     started = {line.split()[1] for line in said(worker, "started")}
     owners = admin.execute("select distinct owner from jobs_lib.origins").fetchall()
     assert owners == [(None,)]
@@ -154,7 +156,7 @@ def test_an_executor_ends_in_time_when_the_database_does_not_answer(start, admin
     with admin.transaction():
         admin.execute("lock table jobs_lib.origins in access exclusive mode")
         worker.signal(signal.SIGQUIT)
-        assert worker.wait(timeout=20) == CUT_OFF
+        assert worker.wait(timeout=30) == CUT_OFF
 
 
 def others_run_them_all(database_url, wait_for, started: set[str]) -> None:

@@ -91,11 +91,14 @@ def test_a_commit_on_its_way_when_the_process_dies_counts_once(
     # The server is inside the commit, and no client will get its answer.
     wait_for(
         lambda: count(admin, "pg_locks where not granted and locktype = 'advisory'"),
+        timeout=60,
         what=lambda: f"the commit is on its way\n{doomed.output}",
     )
     doomed.kill()
     start_process("dies", database_url, pod="heir")
     gate.execute("select pg_advisory_unlock(42)")
-    wait_for(lambda: count(admin, "jobs_lib.jobs") == 0, what="it has ended")
+    wait_for(
+        lambda: count(admin, "jobs_lib.jobs") == 0, timeout=60, what="it has ended"
+    )
     assert admin.execute("select pod from effects").fetchall() == [("doomed",)]
     assert count(admin, "jobs_lib.history") == 1

@@ -82,8 +82,10 @@ def test_a_chunk_that_waits_for_the_rate_says_so_and_goes_on(
     with executing(app, [f"local/{n}" for n in range(16)]):
         text = wait_for(told, what="a chunk waits for the rate")[0]
         assert re.match(r"rate limited until 20.*: the re-export sends 600 rec", text)
-        written = len(query(database, ROWS))
-        assert written == allowed_rows(600, 100) < 500
+        # Another chunk that has its room may still be writing.
+        allowed = allowed_rows(600, 100)
+        assert allowed < 500
+        wait_for(lambda: len(query(database, ROWS)) == allowed, what="the room is full")
         query(database, "delete from jobs_lib.outbox returning 1")
         wait_for(lambda: query(database, ROWS), what="the next one goes on")
 

@@ -299,7 +299,7 @@ def test_errors_that_are_kept_or_emitted_have_no_password(
         )
         wait_for(
             lambda: any(event == "job.ran" for event, _ in told),
-            timeout=20,
+            timeout=40,
             what="the job has run",
         )
         (hold,) = operating.list_holds(app.database())
