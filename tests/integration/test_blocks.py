@@ -349,7 +349,7 @@ def test_a_re_export_that_may_send_nothing_holds_up_no_other_one(
             assert state != "paused" or block.reexports <= {2}
             return len(sent) > 0
 
-        wait_for(read, timeout=20, what="a row of the second one is read")
+        wait_for(read, timeout=60, what="a row of the second one is read")
         # Its rows come as fast as its rate allows, and none is lost.
         wait_for(lambda: read() and len(sent) == 10, timeout=60, what="all are read")
 

@@ -147,6 +147,7 @@ def test_a_service_stops_on_sigterm(folder, database_url, run_process, wait_for)
     )
     wait_for(
         lambda: any("origins.taken" in line for line in worker.errors),
+        timeout=60,
         what=lambda: f"it owns its origins\n{worker.output}",
     )
     worker.signal(SIGTERM)

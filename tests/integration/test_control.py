@@ -57,7 +57,7 @@ def cancel_inside(app, admin, connect, wait_for):
         with connect() as connection:
             job_id = work.options(origin="local/1").enqueue(connection)
         with executing(app, HOME):
-            assert inside.wait(10)
+            assert inside.wait(30)
             admin.execute(
                 "insert into jobs_lib.cancellations (id, origin)"
                 " values (%s, 'local/1')",

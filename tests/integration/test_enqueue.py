@@ -28,6 +28,7 @@ def locked_out(connect, wait_for):
         )
         wait_for(
             lambda: watch.execute(query).fetchone() == (count,),
+            timeout=60,
             what=f"{count} wait for a lock",
         )
 

@@ -92,7 +92,7 @@ def test_a_hung_handler_holds_up_its_own_group_alone(app, admin, connect, wait_f
         to_one = work.options(origin="local/1")
         to_one.enqueue(connection, group="hung", n=0)
     with executing(app, HOME, workers=2):
-        assert hung.wait(10)
+        assert hung.wait(30)
         with connect() as connection:
             for n in range(1, 4):
                 to_one.enqueue(connection, group="hung", n=n)

@@ -47,7 +47,11 @@ def run(tmp_path, database_url, admin, connect, run_process, wait_for):
         worker = run_process(
             "-m", "jobs_lib.cli", *options, part, "shop_of_logs:app", env=env
         )
-        wait_for(lambda: count(admin, "jobs") == 0, what=lambda: worker.output)
+        wait_for(
+            lambda: count(admin, "jobs") == 0,
+            timeout=60,
+            what=lambda: worker.output,
+        )
         worker.signal(SIGTERM)
         worker.wait()
         return worker.errors

@@ -199,7 +199,7 @@ def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
     assert enqueued(admin) == []
     start_process("scheduler", database_url, cron=EACH)
     start_process("scheduler", database_url, cron=EACH)
-    wait_for(lambda: len(enqueued(admin)) >= 5, what="five ticks are in")
+    wait_for(lambda: len(enqueued(admin)) >= 5, timeout=60, what="five ticks are in")
     assert_each_second_once(enqueued(admin), started)
 
 
@@ -258,7 +258,11 @@ def test_pods_with_wrong_clocks_tick_by_the_database(
         ).wait_for_line(r"started at (\d+)")
         assert abs(int(started[1]) - time.time() - shift) < 60
         seen = len(enqueued(admin))
-        wait_for(lambda n=seen: len(enqueued(admin)) > n, what=f"ticks with {name}")
+        wait_for(
+            lambda n=seen: len(enqueued(admin)) > n,
+            timeout=30,
+            what=f"ticks with {name}",
+        )
     (now,) = admin.execute("select clock_timestamp()").fetchone()
     ticks = enqueued(admin)
     assert abs(ticks[-1] - now) < timedelta(seconds=60)

@@ -38,20 +38,20 @@ def test_every_attempt_of_a_job_carries_the_same_key(
         call(job)
         if len(sink[job.id]) == 3 and not inside.is_set():
             inside.set()
-            assert taken.wait(20)
+            assert taken.wait(60)
 
     @app.job(name="async", retry=exponential(first=0.01, cap=0.01))
     async def waiting(job: Job) -> None:
         call(job)
         if len(sink[job.id]) == 3 and not inside.is_set():
             inside.set()
-            await asyncio.to_thread(taken.wait, 20)
+            await asyncio.to_thread(taken.wait, 60)
 
     with connect() as connection:
         for _ in range(3):
             app.jobs[kind].options(origin="local/1").enqueue(connection)
     with executing(app, HOME):
-        assert inside.wait(20)
+        assert inside.wait(30)
         # A take-over cuts off the third attempt of one of them.
         with executing(app, HOME):
             wait_for(lambda: count(admin, "jobs") == 0, what="all ended")
@@ -94,6 +94,7 @@ def test_gaps_follow_the_formula(app, admin, connect, wait_for):
         for attempt in (1, 2, 3):
             wait_for(
                 lambda n=attempt: len(gaps(n)) == DRAWN,
+                timeout=60,
                 what=f"{attempt} failures each",
             )
             bound = [1e6, 2e6, 2.5e6][attempt - 1]
@@ -201,12 +202,13 @@ def test_a_handler_that_overruns_its_limit_is_cancelled_or_fenced_and_reported(
     cancelled: list[int] = []
     retry = exponential(first=0.01, cap=0.01)
 
-    @app.job(time_limit=0.1, retry=retry)
+    # The limits give a busy machine time to end the second attempts.
+    @app.job(time_limit=1, retry=retry)
     def plain(job: Job) -> None:
         try:
             with job.transaction() as connection:
                 if job.attempt == 1:
-                    assert over.wait(20)
+                    assert over.wait(60)
                 connection.execute(
                     "insert into effects values ('plain', %s)", (job.attempt,)
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from jobs_lib import Job, Rate
@@ -23,20 +25,23 @@ def admin(connect):
 def make_pod(url, name, rate, *, group=None, asynchronous=False):
     """An app with a type that has a rate, and one that has none."""
     app = make_app(url)
-    statement = "insert into starts values (clock_timestamp(), %s, %s, %s)"
+    statement = "insert into starts values (to_timestamp(%s), %s, %s, %s)"
 
     if asynchronous:
 
         @app.job(name="limited", rate=rate)
         async def limited(job: Job, n: int) -> None:
+            # Before it waits for a connection.
+            at = time.time()
             async with job.transaction() as connection:
-                await connection.execute(statement, (name, n, job.attempt))
+                await connection.execute(statement, (at, name, n, job.attempt))
     else:
 
         @app.job(name="limited", rate=rate, group=group)
         def limited(job: Job, n: int) -> None:
+            at = time.time()
             with job.transaction() as connection:
-                connection.execute(statement, (name, n, job.attempt))
+                connection.execute(statement, (at, name, n, job.attempt))
 
     @app.job()
     def free(job: Job) -> None: ...

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from itertools import count
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -65,8 +65,8 @@ class Writers:
 
     def __init__(self, connect, app) -> None:
         self.ids: list[int] = []
-        self.stalls: list[float] = []
-        """The seconds that each transaction took."""
+        self.stalled: list[Exception] = []
+        """The waits for a lock that were too long."""
         self._numbers = count()
         self._stopping = threading.Event()
         self._threads = [
@@ -86,14 +86,19 @@ class Writers:
 
     def _write(self, connection, app) -> None:
         known, fresh = app.jobs["known"], app.jobs["fresh"]
+        # The server measures the wait for a lock alone, on a busy machine, too.
+        connection.execute(f"set lock_timeout = '{LONGEST_STALL:g}s'")
+        connection.commit()
         while not self._stopping.wait(0.02):
-            began = time.monotonic()
-            with connection.transaction():
-                ids = [
-                    known.enqueue(connection, n=next(self._numbers)),
-                    fresh.enqueue(connection),
-                ]
-            self.stalls.append(time.monotonic() - began)
+            try:
+                with connection.transaction():
+                    ids = [
+                        known.enqueue(connection, n=next(self._numbers)),
+                        fresh.enqueue(connection),
+                    ]
+            except psycopg.errors.LockNotAvailable as error:
+                self.stalled.append(error)
+                continue
             self.ids += ids
 
 
@@ -118,7 +123,11 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
     with heard("tables.busy", "jobs.unknown") as told, contextlib.ExitStack() as pods:
         with Writers(connect, new) as writers:
             with running(old, "executor"):
-                wait_for(lambda: ran("old") > 20, what="the old release runs jobs")
+                wait_for(
+                    lambda: ran("old") > 20,
+                    timeout=60,
+                    what="the old release runs jobs",
+                )
                 upgrading = threading.Thread(target=upgrade_tables)
                 with connect() as slow:
                     held = new.jobs["fresh"].enqueue(slow)
@@ -130,19 +139,29 @@ def test_both_releases_and_the_writers_work_on_while_the_tables_are_upgraded(
                 upgrading.join()
                 assert versions == [next_release.version]
                 before = ran("old")
-                wait_for(lambda: ran("old") > before + 20, what="the old one works on")
+                wait_for(
+                    lambda: ran("old") > before + 20,
+                    timeout=60,
+                    what="the old one works on",
+                )
                 pods.enter_context(running(new, "executor"))
-                wait_for(lambda: ran("new") > 20, what="the new one works beside it")
+                wait_for(
+                    lambda: ran("new") > 20,
+                    timeout=60,
+                    what="the new one works beside it",
+                )
             # A pod of the old release that starts again finds its place, too.
             with running(old, "executor"):
                 before = ran("old")
-                wait_for(lambda: ran("old") > before + 20, what="it works again")
+                wait_for(
+                    lambda: ran("old") > before + 20, timeout=60, what="it works again"
+                )
         wait_for(
             lambda: not admin.execute("select 1 from jobs_lib.jobs").fetchone(),
             timeout=60,
             what="all have run",
         )
-    assert max(writers.stalls) <= LONGEST_STALL
+    assert writers.stalled == []
     rows = admin.execute("select job, type, release, attempt from fx").fetchall()
     assert sorted(row[0] for row in rows) == sorted([*writers.ids, held])
     assert {release for _, type_, release, _ in rows if type_ == "fresh"} == {"new"}

@@ -40,6 +40,18 @@ def wait_for(
         time.sleep(_PAUSE_SECONDS)
 
 
+def least(measure: Callable[[], float], within: float, times: int = 3) -> float:
+    """Measure seconds until they are fewer than ``within``; return the fewest.
+
+    It measures at most so many ``times``. A busy machine may delay some of them. Only
+    what is always slow delays each.
+    """
+    took = [measure()]
+    while min(took) >= within and len(took) < times:
+        took.append(measure())
+    return min(took)
+
+
 def linger(seconds: float) -> None:
     """Let time pass, while faults are at work."""
     until = time.monotonic() + seconds
