@@ -22,7 +22,6 @@ def broker_of_run() -> Iterator[brokers.OwnBroker]:
     with brokers.own_broker() as broker:
         # The first idempotent producer waits for a second until the broker is ready.
         produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
-        brokers.await_coordinators(broker.bootstrap_servers)
         yield broker
 
 
