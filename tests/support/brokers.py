@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -93,12 +93,12 @@ def await_coordinators(bootstrap_servers: str) -> None:
 
     for name in _NAMES:
         group = Group(bootstrap_servers, name)
-        wait_for(lambda group=group: answers(group), timeout=120, what="a coordinator")
+        wait_for(partial(answers, group), timeout=120, what="a coordinator")
         group.close()
         producer = Producer(
             {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
         )
-        wait_for(lambda one=producer: begins(one), timeout=120, what="a coordinator")
+        wait_for(partial(begins, producer), timeout=120, what="a coordinator")
 
 
 @contextlib.contextmanager
