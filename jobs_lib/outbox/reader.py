@@ -115,8 +115,13 @@ class Reader:
         shard: int,
         epoch: int,
         start: Start = _ALL,
+        *,
+        batch: bool = True,
     ) -> Block:
-        """Read the next block of a shard, from ``start`` on."""
+        """Read the next block of a shard, from ``start`` on.
+
+        Rows of re-exports are read if ``batch`` is true, and if there is room for them.
+        """
         block = Block(shard=shard)
         parameters = self.own(shard, epoch) | self._settling
         parameters["server"] = start.server
@@ -142,7 +147,7 @@ class Reader:
                 block.outgoing = PlainRows(fitting, heads)
             else:
                 self._add_live(connection, block, fitting, heads)
-        if len(fitting) == len(live) < self._limit:
+        if batch and len(fitting) == len(live) < self._limit:
             parameters["batch_from"] = start.batch
             self._read_batch(connection, block, parameters)
         return block
@@ -166,17 +171,17 @@ class Reader:
                 query, given, prepare=True, binary=True
             ).fetchall()
 
-        rows = read()
-        if not rows:
-            return
+        found = BatchRows(read())
         # Records are taken from the rate's bucket outside any snapshot: other relay
         # threads take from it, too, and must neither wait for a snapshot nor fail
         # because of one. And on this connection: threads that hold one connection and
         # wait for a second one would block each other.
         allowed = {
             reexport_id: self._take_records(connection, reexport_id, len(waiting))
-            for reexport_id, waiting in BatchRows(rows).waiting.items()
+            for reexport_id, waiting in found.waiting.items()
         }
+        if not (any(allowed.values()) or found.held or found.dropped):
+            return
         # Then read again, in one snapshot with the states: a row with a newer live row
         # by now must be dropped.
         with connection.transaction():

@@ -238,8 +238,13 @@ class RelayThread:
     def _relay_block(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int
     ) -> bool:
-        start = self._starts.get(shard)
-        block = self._reader.read(connection, shard, epoch, start)
+        block = self._reader.read(
+            connection,
+            shard,
+            epoch,
+            self._starts.get(shard),
+            batch=self._starts.has_batch(shard),
+        )
         if not block:
             return False
         _emit("block.read", shard, block)

@@ -78,32 +78,30 @@ end
 select cast(shards as text), environment from {schema}.installation
 
 -- name: pending_shards
--- Find the owned shards that have rows, with the id of the first one: one index look-up
--- for each class of a shard. The orders keep the planner on this index, and a range in
--- place of a constant class keeps it off the index of keys. If an old snapshot keeps
--- deleted rows, the look-up begins above them.
-select s.shard, {server}, first.id, null::float8
+-- Find the owned shards that have rows, with the id of the first one, and whether some
+-- are of re-exports: one index look-up for each class of a shard. The orders keep the
+-- planner on this index, and a range in place of a constant class keeps it off the index
+-- of keys. If an old snapshot keeps deleted rows, the look-up begins above them.
+select s.shard, {server}, coalesce(live.id, batch.id), batch.id is not null, null::float8
 from unnest(%(shards)s::int[], %(live_from)s::bigint[], %(batch_from)s::bigint[])
     as s(shard, live_from, batch_from)
-cross join lateral (
-    (
-        select o.id from {schema}.outbox o
-        where o.shard = s.shard and (o.class, o.id) < (1, 0)
-            and (o.class, o.id) >= (0, case when {same_server} then s.live_from else 0 end)
-        order by o.class, o.id limit 1
-    )
-    union all
-    (
-        select o.id from {schema}.outbox o
-        where o.shard = s.shard
-            and (o.class, o.id) >= (1, case when {same_server} then s.batch_from else 0 end)
-        order by o.class, o.id limit 1
-    )
-    limit 1
-) first
+left join lateral (
+    select o.id from {schema}.outbox o
+    where o.shard = s.shard and (o.class, o.id) < (1, 0)
+        and (o.class, o.id) >= (0, case when {same_server} then s.live_from else 0 end)
+    order by o.class, o.id limit 1
+) live on true
+left join lateral (
+    select o.id from {schema}.outbox o
+    where o.shard = s.shard
+        and (o.class, o.id) >= (1, case when {same_server} then s.batch_from else 0 end)
+    order by o.class, o.id limit 1
+) batch on true
+where coalesce(live.id, batch.id) is not null
 union all
 -- The time that the server took for the look-ups.
-select null, {server}, null, extract(epoch from clock_timestamp() - statement_timestamp())
+select null, {server}, null, null,
+    extract(epoch from clock_timestamp() - statement_timestamp())
 
 -- name: first_rows
 -- Find the first row of each class of a shard, from the start, and its first held row. If
@@ -157,6 +155,10 @@ select f.origin from {schema}.origins f
 where f.role = 'relay' and f.origin = %(origin)s
     and f.owner = %(owner)s and f.epoch = %(epoch)s and {same_server}
 for share of f
+
+-- part: batch_from
+-- The id from which rows of re-exports are read.
+case when {same_server} then %(batch_from)s::bigint else 0 end
 
 -- part: same_server
 -- Behind PgBouncer the server may have changed since the rows were read. A server that
@@ -249,21 +251,67 @@ cross join lateral (
 
 -- name: read_batch
 -- Rows of re-exports: their state is read when they are sent. A row is dropped if a live
--- row of its key waits, because that one has the newer state. Rows of a re-export that
--- may send nothing now may come before others, and must not keep them back.
+-- row of its key waits, because that one has the newer state. Each re-export that may
+-- send now is read from its own first row on, so that however many rows of others lie in
+-- front, none is read. The block takes a row of each in turn.
+with recursive present (reexport_id) as (
+    -- Leap from one re-export to the next along the index: those that ended or were
+    -- deleted leave rows, too, which are dropped. If an old snapshot keeps deleted rows,
+    -- the leaps would walk over them. Then only the first rows are asked for theirs.
+    (
+        select coalesce(o.reexport_id, 0) from {schema}.outbox o
+        where o.class = 1 and {batch_from} = 0
+        order by coalesce(o.reexport_id, 0), o.shard, o.id limit 1
+    )
+    union all
+    select (
+        select coalesce(o.reexport_id, 0) from {schema}.outbox o
+        where o.class = 1 and coalesce(o.reexport_id, 0) > p.reexport_id
+        order by coalesce(o.reexport_id, 0), o.shard, o.id limit 1
+    ) from present p where p.reexport_id is not null
+)
 select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
     exists (
         select from {schema}.outbox l
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
     ) as superseded,
-    r.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text
-from {schema}.outbox o
-left join {schema}.reexports r on r.id = o.reexport_id
-where o.shard = %(shard)s and o.class = 1 and {own_shard}
-    and o.id >= case when {same_server} then %(batch_from)s::bigint else 0 end
-    and r.state is distinct from 'paused'
-    and (o.reexport_id <> all (%(spent)s::bigint[])) is not false
-order by o.id limit %(limit)s
+    o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text
+from (
+    select o.*, x.state
+    from (
+        select few.id, (
+            select r.state from {schema}.reexports r where r.id = few.id
+        ) as state
+        from (
+            select p.reexport_id as id from present p where p.reexport_id is not null
+            union
+            select r.id from {schema}.reexports r
+            where r.state in ('loading', 'running') and {batch_from} > 0
+            union
+            select first.id from (
+                select coalesce(o.reexport_id, 0) as id from {schema}.outbox o
+                where o.shard = %(shard)s and (o.class, o.id) >= (1, {batch_from})
+                    and {batch_from} > 0
+                order by o.class, o.id limit %(limit)s
+            ) first
+        ) few
+        where few.id <> all (%(spent)s::bigint[])
+        offset 0
+    ) x
+    cross join lateral (
+        select o.ctid, o.* from {schema}.outbox o
+        -- A range: with a constant shard the planner might take the primary key.
+        where o.class = 1
+            and (coalesce(o.reexport_id, 0), o.shard, o.id)
+                >= (x.id, %(shard)s, {batch_from})
+            and (coalesce(o.reexport_id, 0), o.shard, o.id) < (x.id, %(shard)s + 1, 0)
+        order by coalesce(o.reexport_id, 0), o.shard, o.id limit %(limit)s
+    ) o
+    where x.state is distinct from 'paused'
+    order by row_number() over (partition by x.id order by o.id), x.id limit %(limit)s
+) o
+where {own_shard}
+order by o.id
 
 -- name: take_records
 select {schema}.take_records(%(reexport)s, %(wanted)s::int)

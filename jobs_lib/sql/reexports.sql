@@ -142,18 +142,14 @@ from {schema}.reexports x cross join {schema}.installation i
 where x.id = %(reexport)s
 
 -- name: count_batch_rows
--- Count the re-export's rows in the outbox, up to `limit`: shard by shard, because the
--- primary key begins with the shard.
+-- Count the re-export's rows in the outbox, up to `limit`. The order keeps the planner on
+-- their index, so that no row of another re-export is read.
 select count(*) from (
-    select from {schema}.installation i
-    cross join lateral generate_series(0, i.shards - 1) as s(shard)
-    cross join lateral (
-        select from {schema}.outbox o
-        where o.shard = s.shard and o.class = 1 and o.reexport_id = %(reexport)s
-        limit %(limit)s
-    ) waiting
-    limit %(limit)s
-) bounded
+    select from {schema}.outbox o
+    where o.class = 1 and (coalesce(o.reexport_id, 0), o.shard) >= (%(reexport)s, 0)
+        and (coalesce(o.reexport_id, 0), o.shard) < (%(reexport)s + 1, 0)
+    order by coalesce(o.reexport_id, 0), o.shard, o.id limit %(limit)s
+) waiting
 
 -- name: export_keys
 -- Rows without a value: the relay reads the state when it sends them.

@@ -12,6 +12,7 @@ from psycopg import IsolationLevel
 from jobs_lib.errors import FencedError
 from jobs_lib.outbox.block import Block, PlainRows, Refusal
 from jobs_lib.outbox.reader import Reader
+from jobs_lib.outbox.starts import Start
 from tests.support.apps import make_app
 from tests.support.outbox.steps import RelaySteps, own_shards
 
@@ -352,6 +353,48 @@ def test_a_re_export_that_may_send_nothing_holds_up_no_other_one(
         wait_for(read, timeout=60, what="a row of the second one is read")
         # Its rows come as fast as its rate allows, and none is lost.
         wait_for(lambda: read() and len(sent) == 10, timeout=60, what="all are read")
+
+
+@pytest.mark.guarantee("W33")
+def test_re_exports_share_a_block(database, reexporting):
+    reader, write = reexporting
+    write("first", 1, 10_000_000, "running", 150)
+    write("second", 2, 10_000_000, "running", 150)
+    with database.connect("test") as connection:
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        block = reader.read(connection, 0, 1)
+    assert [record.key for record in block.records] == [
+        f"{name}{n}" for name in ("first", "second") for n in range(1, 51)
+    ]
+
+
+@pytest.mark.guarantee("W33", "X8")
+@pytest.mark.parametrize("old_snapshot", [False, True])
+@pytest.mark.parametrize("ended", ["cancelled", "deleted", "unnamed"])
+def test_rows_of_an_ended_re_export_are_dropped_behind_a_paused_one(
+    database, admin, reexporting, ended, old_snapshot
+):
+    reader, write = reexporting
+    # Beside an old snapshot only the first hundred rows are looked through for such.
+    write("first", 1, 60_000, "paused", 90 if old_snapshot else 150)
+    write("second", 2, 60_000, "cancelled", 10)
+    if ended != "cancelled":
+        admin.execute("delete from jobs_lib.reexports where id = 2")
+    if ended == "unnamed":
+        admin.execute(
+            "update jobs_lib.outbox set reexport_id = null where reexport_id = 2"
+        )
+    with database.connect("test") as connection:
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        start = Start(1, 1) if old_snapshot else Start()
+        block = reader.read(connection, 0, 1, start)
+    assert not block.records
+    assert len(block.dropped) == 10
+    names = admin.execute(
+        "select distinct topic from jobs_lib.outbox where id = any (%s)",
+        [[row_id for _, row_id, _ in block.dropped]],
+    ).fetchall()
+    assert names == [("second",)]
 
 
 @pytest.mark.guarantee("W34")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from uuid import uuid4
 
@@ -10,7 +9,7 @@ import psycopg
 import pytest
 
 from jobs_lib.outbox.starts import Starts
-from tests.plans.test_plans import Plans
+from tests.plans.test_plans import Plans, count_pages, show_pages
 from tests.support.apps import make_app
 from tests.support.outbox.steps import RelaySteps, own_shards
 
@@ -40,9 +39,7 @@ class Eyes:
     def __init__(self, connection, starts, reader) -> None:
         self._connection = connection
         self._plans = Plans(connection)
-        for name in ("analyze", "buffers"):
-            connection.execute(f"set auto_explain.log_{name} = on")
-        connection.execute("set auto_explain.log_format = json")
+        show_pages(connection)
         self.starts = starts
         self._reader = reader
         self.pages = 0
@@ -52,7 +49,7 @@ class Eyes:
         self.starts.due_at = 0.0 if complete else math.inf
         with self._plans.told(generic=True) as told:
             pending = self.starts.find_pending(self._connection, SHARDS)
-        self.pages = sum(map(_count_pages, told))
+        self.pages = sum(map(count_pages, told))
         return [shard for shard, _ in pending]
 
     def read(self, shard: int) -> list[str | None]:
@@ -61,7 +58,7 @@ class Eyes:
             block = self._reader.read(
                 self._connection, shard, 1, self.starts.get(shard)
             )
-        self.pages = sum(map(_count_pages, told))
+        self.pages = sum(map(count_pages, told))
         return [record.key for record in block.records]
 
     def settle(self, *, seconds: float = 9.0) -> None:
@@ -77,11 +74,6 @@ class Eyes:
             "select last_value from jobs_lib.outbox_id_seq"
         ).fetchone()
         self.starts.reach(top)
-
-
-def _count_pages(told: str) -> int:
-    plan = json.loads(told[told.index("{") :])["Plan"]
-    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
 
 @pytest.fixture
