@@ -230,6 +230,12 @@ select pg_backend_pid()
 select operation, role, application, statements, last_at at time zone 'UTC'
 from {schema}.touched order by last_at desc limit 10
 
+-- name: check_reexport_index
+-- One that is invalid was not made to its end.
+select 1 from pg_index i
+where i.indexrelid = to_regclass(format('%%I.outbox_of_reexport', %(schema)s::text))
+    and i.indisvalid
+
 -- name: check_triggers
 -- Find our triggers, on any table, that do not fire in an ordinary session.
 select t.tgname, s.nspname, c.relname

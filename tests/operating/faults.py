@@ -198,6 +198,10 @@ def capture_off(bench: Bench) -> None:
     bench.admin.execute("alter table aircraft disable trigger jobs_lib_capture")
 
 
+def no_reexport_index(bench: Bench) -> None:
+    bench.admin.execute("drop index jobs_lib.outbox_of_reexport")
+
+
 def notes_off(bench: Bench) -> None:
     bench.admin.execute(
         "alter table jobs_lib.outbox enable replica trigger jobs_lib_touched"

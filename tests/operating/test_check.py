@@ -199,6 +199,13 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "by hand",
         ),
         (
+            faults.no_reexport_index,
+            "warn",
+            "outbox",
+            "lacks the index outbox_of_reexport",
+            "create index concurrently outbox_of_reexport",
+        ),
+        (
             faults.row_elsewhere,
             "error",
             "partitioner",

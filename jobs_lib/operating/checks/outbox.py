@@ -1,4 +1,4 @@
-"""Check the outbox: only the library changes rows, and all capture triggers are on."""
+"""Check the outbox: who changes rows, what captures them, and how they are found."""
 
 from __future__ import annotations
 
@@ -35,4 +35,16 @@ def check_outbox(target: Target) -> Iterator[Finding]:
             "are not noticed",
             f"alter table {quote(namespace)}.{quote(table)} enable trigger "
             f"{quote(trigger)}; then export again what has changed meanwhile",
+        )
+    if not target.rows("check_reexport_index", schema=target.database.schema):
+        schema = quote(target.database.schema)
+        yield Finding(
+            "warn",
+            "outbox",
+            "the outbox lacks the index outbox_of_reexport: the table was large when "
+            "it was upgraded, and writers would have waited. Relays read all waiting "
+            "rows of re-exports again and again",
+            f"drop index if exists {schema}.outbox_of_reexport; then create index "
+            f"concurrently outbox_of_reexport on {schema}.outbox "
+            "(coalesce(reexport_id, 0), shard, id) where class = 1",
         )
