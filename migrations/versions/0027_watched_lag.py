@@ -9,7 +9,7 @@ from __future__ import annotations
 from alembic import op
 
 revision = "0027_watched_lag"
-down_revision = "0025_streams"
+down_revision = "0026_reexport_rows"
 branch_labels = None
 depends_on = None
 
