@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from jobs_lib.reexport import LagLimit, Loading, Progress, Window
 
 KEEP = 60.0
-"""Seconds for which Spark is kept while nothing is to be loaded. A start takes about 10
-seconds, and executors that wait are lost to others on the cluster."""
+"""Seconds for which Spark is kept while nothing is to be loaded: a cluster needs some
+to give executors again, and those that wait are lost to others."""
 
 
 class SparkEngine:
