@@ -7,7 +7,8 @@ import importlib.util
 import os
 import shlex
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.devstack.java import find_java
@@ -15,7 +16,8 @@ from jobs_lib.devstack.places import cache_folder
 from jobs_lib.errors import DevStackError, ReexportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 _WAY_OUT = (
@@ -92,6 +94,8 @@ def open_session(
 ) -> Iterator[Any]:
     """Open a Spark session; it is stopped at the end unless it existed before.
 
+    All calls of a process share one session; the last one to end stops it.
+
     Args:
         master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
         settings: settings of Spark, in addition to ours.
@@ -105,15 +109,56 @@ def open_session(
                 f"Spark cannot start: the package {package!r} is not installed. "
                 f"{_WAY_OUT}"
             )
-    if (present := _find_session()) is not None:
-        yield present
-        return
+    session = _ours.take(lambda: _start(master or default_master(), settings or {}))
+    try:
+        yield session
+    finally:
+        _ours.release(session)
+
+
+class _Shared:
+    """The session that this process has started, and how many use it."""
+
+    def __init__(self) -> None:
+        # Held during a start and a stop: Spark allows one at a time in a process.
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._users = 0
+        self._stack = ExitStack()
+
+    def take(self, start: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """Return the session that is there, else start one."""
+        with self._lock:
+            session = _find_session()
+            if session is None:
+                # Closed here if somebody else has stopped our session.
+                self._stack.close()
+                self._session = session = self._stack.enter_context(start())
+                self._users = 0
+            if session is self._session:
+                self._users += 1
+            return session
+
+    def release(self, session: Any) -> None:
+        """Stop the session if it is ours and nobody else uses it."""
+        with self._lock:
+            if session is self._session:
+                self._users -= 1
+                if self._users == 0:
+                    self._session = None
+                    self._stack.close()
+
+
+_ours = _Shared()
+
+
+@contextmanager
+def _start(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
-    master = master or default_master()
     with _environment(master):
         builder = SparkSession.builder.master(master).appName("jobs_lib re-export")
-        for name, value in {**session_settings(master), **(settings or {})}.items():
+        for name, value in {**session_settings(master), **settings}.items():
             builder = builder.config(name, value)
         try:
             session = builder.getOrCreate()

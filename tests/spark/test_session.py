@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -74,6 +75,42 @@ def test_the_environment_is_restored(monkeypatch, master):
 def test_another_machines_master_may_reach_the_driver():
     assert "spark.driver.host" not in session.session_settings("spark://host:7077")
     assert session.session_settings("local[2]")["spark.driver.host"] == "127.0.0.1"
+
+
+def test_the_last_user_of_a_session_stops_it(monkeypatch):
+    there: list[object] = []
+    said: list[str] = []
+
+    @contextmanager
+    def start(master, settings):
+        said.append(f"start {master}")
+        there.append(object())
+        yield there[0]
+        there.clear()
+        said.append("stop")
+
+    monkeypatch.setattr(session, "_ours", session._Shared())
+    monkeypatch.setattr(session, "_start", start)
+    monkeypatch.setattr(session, "_find_session", lambda: next(iter(there), None))
+    first, second = open_session("local[2]"), open_session("local[3]")
+    with second:
+        with first as one, open_session() as other:
+            assert one is other is there[0]
+        assert said == ["start local[3]"]
+    assert said == ["start local[3]", "stop"]
+    with open_session("local[4]"):
+        pass
+    assert said[2:] == ["start local[4]", "stop"]
+
+
+def test_a_session_that_somebody_else_opened_is_never_stopped(monkeypatch):
+    given = object()
+    monkeypatch.setattr(session, "_ours", session._Shared())
+    monkeypatch.setattr(session, "_start", None)
+    monkeypatch.setattr(session, "_find_session", lambda: given)
+    for _ in range(2):
+        with open_session() as found:
+            assert found is given
 
 
 def test_a_session_that_another_thread_opened_is_used_and_stays(spark):
