@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 2.0
 """Between two looks: a fast re-export sends some ten thousand records meanwhile."""
+IDLE_SECONDS = 10.0
+"""Between two looks while there is none to be watched."""
 _WITHIN = 6.0
 """Seconds: an older answer of Kafka changes nothing."""
 
@@ -53,10 +55,15 @@ class LagWatch:
         stopping = self._loop.stopping
         while not stopping.is_set():
             with self._database.connect("re-export lag") as connection:
-                for reexport, topic, group in self._find_watched(connection):
-                    self._steer(connection, reexport, topic, group)
+                while watched := self._find_watched(connection):
+                    for reexport, topic, group in watched:
+                        self._steer(connection, reexport, topic, group)
+                    yield
+                    if stopping.wait(LOOK_SECONDS):
+                        return
             yield
-            stopping.wait(LOOK_SECONDS)
+            # Hardly ever is one to be watched: until then it holds no connection.
+            stopping.wait(IDLE_SECONDS)
 
     def _find_watched(
         self, connection: psycopg.Connection[Any]

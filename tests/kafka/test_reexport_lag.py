@@ -40,6 +40,7 @@ class Item:
 def shop(database_url, bootstrap_servers, topic, admin, monkeypatch):
     """An app with an entity, its filled table, and quick looks at the lag."""
     monkeypatch.setattr(lag, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(lag, "IDLE_SECONDS", 0.1)
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     items = app.topic(topic(1), value=Item, compacted=True, partitions=1)
     admin.execute("create table items (id int primary key, version bigint not null)")
