@@ -38,18 +38,19 @@ class LagWatch:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._positions = Positions(settings, interval=LOOK_SECONDS)
+        self._settings = settings
+        self._positions: Positions | None = None
         self._loop = Loop("re-export lag", self._work)
 
     def start(self) -> None:
         """Start the thread."""
-        self._positions.start()
         self._loop.start()
 
     def stop(self) -> None:
         """Stop the thread, and wait for its look."""
         self._loop.stop()
-        self._positions.stop()
+        if self._positions is not None:
+            self._positions.stop()
 
     def _work(self) -> Iterator[None]:
         stopping = self._loop.stopping
@@ -73,6 +74,10 @@ class LagWatch:
     def _steer(
         self, connection: psycopg.Connection[Any], reexport: int, topic: str, group: str
     ) -> None:
+        if self._positions is None:
+            # Its clients need the name of a group: this one may be described anyway.
+            self._positions = Positions(self._settings, group, interval=LOOK_SECONDS)
+            self._positions.start()
         lag = ask_lag(self._positions, topic, group, within=_WITHIN)
         if lag is None:
             return
