@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 import time
+from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from jobs_lib.reexport import Progress
 
 _WATCH_SECONDS = 0.5
+_SPEED_SECONDS, _SHORTEST_SECONDS = 60.0, 5.0
 _SHOWN_RANGES = 10
 _LISTED = (
     "id", "entity", "state", "rate", "total", "sent", "superseded", "started_at",
@@ -348,6 +350,7 @@ def _show(database: Database, name: str, loaded: Callable[[], bool]) -> None:
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
     )
+    speed = _Speed()
     with bar:
         task = bar.add_task(name, total=0, note="planning")
         while True:
@@ -355,11 +358,29 @@ def _show(database: Database, name: str, loaded: Callable[[], bool]) -> None:
             progress = _latest(database, name)
             if progress is not None:
                 completed = progress.sent + progress.superseded
-                note = _note(progress)
+                note = _note(progress) + speed.describe(progress.sent)
                 bar.update(task, total=progress.total, completed=completed, note=note)
                 if done and progress.ended:
                     return
             time.sleep(_WATCH_SECONDS)
+
+
+class _Speed:
+    """How many records have left in the last minute, as far as it was watched."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def describe(self, sent: int) -> str:
+        """Add what was sent up to now; returns the rate, or nothing at first."""
+        now = time.monotonic()
+        self._seen.append((now, sent))
+        while self._seen[0][0] < now - _SPEED_SECONDS:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        if now - began < _SHORTEST_SECONDS:
+            return ""
+        return f", measured {60 * (sent - before) / (now - began):,.0f}/min"
 
 
 def _latest(database: Database, name: str) -> Progress | None:
