@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from jobs_lib.reexport import LagLimit, Window, parse_window
 from spark_bridge.engine import SparkEngine, start
 from spark_bridge.session import open_session
 
-__all__ = ["SparkEngine", "open_session", "start"]
+__all__ = [
+    "LagLimit",
+    "SparkEngine",
+    "Window",
+    "open_session",
+    "parse_window",
+    "start",
+]
