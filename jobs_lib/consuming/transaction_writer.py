@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import JobsError, UnavailableError
@@ -15,12 +15,14 @@ from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal, is_soon_ov
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from confluent_kafka import Producer, TopicPartition
 
     from jobs_lib.settings import Settings
     from jobs_lib.streams.event import Event
+
+    _Hear = Callable[[KafkaError | None, object], None]
 
 _ANY_PARTITION = -1
 _NOW = 0
@@ -113,10 +115,16 @@ class TransactionWriter:
         """
         assert self._producer is not None
         producer, error = self._producer, None
+        refusals: list[KafkaError] = []
+
+        def hear(refusal: KafkaError | None, _: object) -> None:
+            if refusal is not None and refusal.code() in OF_RECORD | OF_TOPIC:
+                refusals.append(refusal)
+
         try:
             producer.begin_transaction()
             for event in events:
-                _produce(producer, event)
+                _produce(producer, event, hear)
             self.finish(producer, place, metadata)
         except KafkaException as failure:
             error = failure.args[0]
@@ -124,6 +132,10 @@ class TransactionWriter:
         # first one in memory, and the producer with it.
         if error is None:
             return
+        if error.code() == KafkaError._INCONSISTENT:
+            # The commit has failed, and only the events' own answers say why.
+            producer.poll(0)
+            error = refusals[0] if refusals else error
         if error.fatal() or error.code() not in OF_RECORD | OF_TOPIC:
             raise KafkaException(error)
         # The broker has seen sequence numbers that it does not count: the same producer
@@ -147,8 +159,8 @@ class TransactionWriter:
         producer.commit_transaction(self._timeout)
 
 
-def _produce(producer: Producer, event: Event) -> None:
-    put = event.topic, event.value, event.key, _ANY_PARTITION, None, None, _NOW
+def _produce(producer: Producer, event: Event, hear: _Hear) -> None:
+    put = event.topic, event.value, event.key, _ANY_PARTITION, hear, None, _NOW
     while True:
         is_empty = not len(producer)
         try:
