@@ -8,9 +8,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -18,11 +15,9 @@ from jobs_lib import Discard, Job, operating
 from jobs_lib.jobs.batch import Item  # noqa: TC001
 from jobs_lib.jobs.job import RetryAfter
 from jobs_lib.operating.home_topic import repartition
-from jobs_lib.postgres.migrate import migrate
-from jobs_lib.postgres.revisions import migrations_path
 from tests.support.apps import HOME, count, executing, make_app
-from tests.support.engines import sqlalchemy_url
 from tests.support.places import Partition
+from tests.support.upgrades import makes_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -437,26 +432,16 @@ def test_a_job_that_a_later_look_may_not_skip_has_a_lower_id(
 @pytest.mark.parametrize("rows", [10, 80_000], ids=["small", "large"])
 def test_the_index_is_only_made_while_the_table_is_small(empty_url, rows):
     """While it is made, nobody can enqueue; a large one takes too long."""
-    migrate(empty_url)
-    engine = create_engine(sqlalchemy_url(empty_url))
-    config = Config()
-    config.set_main_option("script_location", str(migrations_path()))
-    with engine.begin() as connection:
-        config.attributes |= {"connection": connection, "schema": "jobs_lib"}
-        command.downgrade(config, "0021_resync_shown")
+    statements = [
         # Few rows to a page, so that few make a large table.
-        connection.execute(text("alter table jobs_lib.jobs set (fillfactor = 10)"))
-        connection.execute(
-            text(
-                "insert into jobs_lib.jobs (origin, type, payload)"
-                f" select 'local/0', 'work', '{{}}' from generate_series(1, {rows})"
-            )
-        )
-    migrate(empty_url)
-    with engine.connect() as connection:
-        there = text("select to_regclass('jobs_lib.jobs_of_place') is not null")
-        assert connection.execute(there).scalar_one() is (rows == 10)
-    engine.dispose()
+        "alter table jobs_lib.jobs set (fillfactor = 10)",
+        (
+            "insert into jobs_lib.jobs (origin, type, payload)"
+            f" select 'local/0', 'work', '{{}}' from generate_series(1, {rows})"
+        ),
+    ]
+    made = makes_index(empty_url, "0021_resync_shown", statements, "jobs_of_place")
+    assert made is (rows == 10)
 
 
 @pytest.mark.guarantee("K22", "J27")
