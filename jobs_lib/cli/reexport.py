@@ -21,7 +21,7 @@ from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import read_committed
-from jobs_lib.reexport.control import REACHED, check_lag_limit, check_rate
+from jobs_lib.reexport.control import REACHED, check_rate
 from jobs_lib.reexport.run import CHUNK
 from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
@@ -199,12 +199,9 @@ def status(name: str, path: str, watch: bool, as_json: bool) -> None:
 def list_all(path: str, limit: int, as_json: bool) -> None:
     """List the latest re-exports of all entities, newest first."""
     found = api.list_latest(load_app(path).database(), limit)
-    columns = [one.name for one in dataclasses.fields(api.Progress)]
-    rows = [dataclasses.astuple(one) for one in found]
-    if not as_json:
-        places = [columns.index(one) for one in _LISTED]
-        columns = list(_LISTED)
-        rows = [tuple(row[place] for place in places) for row in rows]
+    fields = [one.name for one in dataclasses.fields(api.Progress)]
+    columns = fields if as_json else _LISTED
+    rows = [tuple(getattr(one, name) for name in columns) for one in found]
     show(columns, rows, as_json)
 
 
@@ -287,7 +284,7 @@ def _choose(rate: int | None, window: str | None, tz: str | None) -> int | api.W
 
 def _find_limit(app: App, entity: Entity, text: str) -> api.LagLimit:
     """Parse a limit, and refuse a group that does not read the topic."""
-    limit = check_lag_limit(api.parse_lag_limit(text))
+    limit = api.parse_lag_limit(text)
     topic = entity.topic.name
     if not read_committed(app.settings, limit.group, topic):
         known = [one.group for one in find_readers(app.settings, topic).groups]

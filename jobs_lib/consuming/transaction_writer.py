@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ANY_PARTITION = -1
 _NOW = 0
+_REFUSALS = OF_RECORD | OF_TOPIC
 _SHORTEST = 1.0
 """Seconds; librdkafka refuses shorter timeouts of transactions."""
 
@@ -118,7 +119,7 @@ class TransactionWriter:
         refusals: list[KafkaError] = []
 
         def hear(refusal: KafkaError | None, _: object) -> None:
-            if refusal is not None and refusal.code() in OF_RECORD | OF_TOPIC:
+            if refusal is not None and refusal.code() in _REFUSALS:
                 refusals.append(refusal)
 
         try:
@@ -136,7 +137,7 @@ class TransactionWriter:
             # The commit has failed, and only the events' own answers say why.
             producer.poll(0)
             error = refusals[0] if refusals else error
-        if error.fatal() or error.code() not in OF_RECORD | OF_TOPIC:
+        if error.fatal() or error.code() not in _REFUSALS:
             raise KafkaException(error)
         # The broker has seen sequence numbers that it does not count: the same producer
         # would go on behind them, and be refused for that.
