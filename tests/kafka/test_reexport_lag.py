@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from psycopg.rows import class_row
 
 from jobs_lib import reexport as api
@@ -18,6 +15,7 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.reexport import LagLimit, lag
 from tests.support.apps import heard, make_app, running
+from tests.support.commands import make_runner
 from tests.support.records import read_topic
 
 ITEMS, LIMIT = 1_000, 60
@@ -70,17 +68,7 @@ def follower(shop, group):
 @pytest.fixture
 def run(shop, monkeypatch):
     """Runs a command, and returns what it prints."""
-    module = types.ModuleType("shop_of_test")
-    module.app = shop  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "shop_of_test", module)
-    monkeypatch.setenv("JOBS_LIB_APP", "shop_of_test:app")
-
-    def run(*arguments):
-        result = CliRunner().invoke(commands, arguments, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return run
+    return make_runner(commands, shop, monkeypatch)
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import types
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from click.testing import CliRunner
 
 from jobs_lib import reexport as api
 from jobs_lib.app import App
@@ -17,6 +15,7 @@ from jobs_lib.cli.reexport import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.settings import Settings
 from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+from tests.support.commands import make_runner
 
 FLIGHTS = 336_776
 
@@ -25,17 +24,7 @@ FLIGHTS = 336_776
 def run(database, monkeypatch):
     app = App("test", settings=Settings(database_url=database.url))
     app.entities["aircraft"] = make_entity()
-    module = types.ModuleType("service_of_test")
-    module.app = app  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "service_of_test", module)
-    monkeypatch.setenv("JOBS_LIB_APP", "service_of_test:app")
-
-    def run(*arguments):
-        result = CliRunner().invoke(reexport, arguments, catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return run
+    return make_runner(reexport, app, monkeypatch)
 
 
 def jobs_of(database):
