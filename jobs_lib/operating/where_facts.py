@@ -92,7 +92,7 @@ class OutboxRows:
     before: int
     """Rows of the shard that leave before the first of them."""
     batch: int
-    """Those of re-exports, among the next ones of the shard."""
+    """Those of re-exports, among the next ones of each re-export."""
     batch_oldest: datetime | None
     batch_looked: int
     """How many rows of re-exports were looked at."""

@@ -42,17 +42,19 @@ cross join lateral (
     ) o
 ) before
 cross join lateral (
-    -- No index has the keys of re-exports: these are the next ones of the shard.
+    -- No index has the keys of re-exports: these are the next rows of each one that
+    -- sends to the topic.
     select count(*) filter (where o.is_ours) as found, count(*) as looked,
         min(o.created_at) filter (where o.is_ours) as oldest,
-        min(o.reexport_id) filter (where o.is_ours) as reexport_id
-    from (
-        select o.created_at, o.reexport_id,
-            o.topic = %(topic)s and o.key = %(key)s as is_ours
+        min(r.id) filter (where o.is_ours) as reexport_id
+    from {schema}.reexports r
+    cross join lateral (
+        select o.created_at, o.topic = %(topic)s and o.key = %(key)s as is_ours
         from {schema}.outbox o
-        where o.shard = s.shard and (o.class, o.id) >= (1, 0)
-        order by o.class, o.id limit %(limit)s
+        where o.class = 1 and coalesce(o.reexport_id, 0) = r.id and o.shard = s.shard
+        order by coalesce(o.reexport_id, 0), o.shard, o.id limit %(limit)s
     ) o
+    where r.topic = %(topic)s and r.state in ('loading', 'running', 'paused')
 ) batch
 cross join lateral (
     select count(*) as found, min(o.id) as id, min(o.created_at) as oldest,

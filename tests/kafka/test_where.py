@@ -433,7 +433,7 @@ def test_rows_of_the_outbox_wait_for_a_living_relay_a_re_export_or_a_topic(
     admin.execute(
         "with gone as (delete from jobs_lib.outbox returning *), made as ("
         " insert into jobs_lib.reexports (entity, topic, rate, state, total)"
-        " values ('aircraft', 'x', 60, 'paused', 1) returning id)"
+        " select 'aircraft', topic, 60, 'paused', 1 from gone returning id)"
         " insert into jobs_lib.outbox (shard, class, topic, key, reexport_id, cause)"
         " select shard, 1, topic, key, made.id, 'reexport' from gone, made"
     )

@@ -9,6 +9,7 @@ import pytest
 
 from jobs_lib.consuming.keys import KnownKey
 from jobs_lib.operating.where_facts import (
+    COUNTED,
     KeyPlace,
     read_consumers,
     read_outbox,
@@ -18,9 +19,11 @@ from tests.plans.test_plans import Plans
 from tests.support.apps import make_app
 
 _FILL = """
-insert into jobs_lib.outbox (shard, class, topic, key, value, cause)
+insert into jobs_lib.reexports (id, entity, topic, rate, state)
+overriding system value values (1, 'things', 'states', 60, 'paused');
+insert into jobs_lib.outbox (shard, class, topic, key, value, cause, reexport_id)
 select jobs_lib.place_record('states', 'k' || n), c.class, 'states', 'k' || n, '',
-    c.cause
+    c.cause, nullif(c.class, 0)
 from generate_series(1, 40000) n
 cross join (values (0, 'live'), (1, 'reexport')) as c(class, cause)
 -- So that the rows of a shard lie together.
@@ -92,3 +95,22 @@ def test_no_table_is_read_whole_to_find_one_key(database, admin, analyzed):
         pages = re.findall(r"^\S.*\n\s+Buffers: shared (.*)", plan, re.MULTILINE)
         read = sum(map(int, re.findall(r"(?:hit|read)=(\d+)", "".join(pages[:1]))))
         assert read < 400, plan
+
+
+@pytest.mark.guarantee("W83")
+def test_a_row_of_a_reexport_is_found_behind_all_rows_of_another_one(database, admin):
+    admin.execute(
+        "insert into jobs_lib.reexports (id, entity, topic, rate, state)"
+        " overriding system value values (1, 'others', 'others', 60, 'paused'),"
+        " (2, 'things', 'states', 60, 'running')"
+    )
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, class, topic, key, cause, reexport_id)"
+        " select jobs_lib.place_record('states', 'k'), 1, o.topic, o.key, 'reexport',"
+        " o.reexport from (select 'others', n::text, 1 from generate_series(1, %s) n"
+        " union all select 'states', 'k', 2) o(topic, key, reexport)",
+        [COUNTED + 1],
+    )
+    with database.connect("test") as connection:
+        rows = read_outbox(connection, database, "states", "k", 5.0)
+    assert (rows.batch, rows.is_paused) == (1, False)
