@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.rate import Rate
     from jobs_lib.naming import Exact
     from jobs_lib.outbox.capture import capture_changes, stop_capturing
+    from jobs_lib.outbox.keys import join_key, split_key
     from jobs_lib.outbox.topic import Gone
     from jobs_lib.postgres.migrate import (
         include_name,
@@ -108,7 +109,9 @@ __all__ = [
     "derive_key",
     "exponential",
     "include_name",
+    "join_key",
     "migrate",
+    "split_key",
     "stop_capturing",
     "upgrade",
 ]
@@ -160,7 +163,9 @@ _MODULES = {
     "derive_key": "streams.keys",
     "exponential": "backoff",
     "include_name": "postgres.migrate",
+    "join_key": "outbox.keys",
     "migrate": "postgres.migrate",
+    "split_key": "outbox.keys",
     "stop_capturing": "outbox.capture",
     "upgrade": "postgres.migrate",
 }

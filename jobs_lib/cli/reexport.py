@@ -426,7 +426,8 @@ def _print_plan(
         click.echo(json.dumps(shown | {"groups": groups}))
         return
     click.echo(
-        f"{plan.total:,} keys of {entity.source}.{entity.key} ({plan.source.type}) to "
+        f"{plan.total:,} keys of {entity.source}.{', '.join(entity.columns)} "
+        f"({', '.join(plan.source.types)}) to "
         f"{entity.topic.name} in {len(plan.ranges)} ranges"
     )
     for number, piece in enumerate(plan.ranges[:_SHOWN_RANGES]):

@@ -26,6 +26,7 @@ from jobs_lib.declaring.names import (
 )
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.naming import Exact, name_in_kafka, plain_name
+from jobs_lib.outbox.keys import check_columns
 from jobs_lib.outbox.topic import Entity, Topic, has_version
 from jobs_lib.partitioner import PARTITIONS_FOR_WORK, partitions_for
 from jobs_lib.postgres.hints import Hints
@@ -369,7 +370,12 @@ class TopicDeclarations:
         return declare
 
     def entity(
-        self, topic: Topic[V], *, source: str, key: str, name: str | None = None
+        self,
+        topic: Topic[V],
+        *,
+        source: str,
+        key: str | Sequence[str],
+        name: str | None = None,
     ) -> Callable[[Loader[V]], Loader[V]]:
         """Declare how re-exports read the current states of an entity.
 
@@ -381,7 +387,8 @@ class TopicDeclarations:
         Args:
             topic: the topic that the states are sent to.
             source: the service's own table, ``table`` or ``schema.table``.
-            key: the column whose text form is the record's key.
+            key: the column whose text is the record's key; or several columns, whose
+                texts :func:`join_key` makes into one.
             name: the entity's name in commands. Defaults to ``source``.
         """
 
@@ -390,12 +397,13 @@ class TopicDeclarations:
                 f"the topic given to @app.entity is {topic!r}: give what app.topic "
                 "returns"
             )
+        columns = check_columns(key, f"the entity {name or source!r}")
 
         def declare(function: Loader[V]) -> Loader[V]:
             what = f"the loader of {name or source!r}"
             check_plain(function, what)
             check_takes(function, ("conn", "keys"), what)
-            entity = Entity(name or source, topic, source, key, function)
+            entity = Entity(name or source, topic, source, columns, function)
             if entity.name in self.entities:
                 raise ConfigurationError(
                     f"the entity {entity.name!r} is declared twice"

@@ -17,9 +17,11 @@ from jobs_lib.errors import (
     ConfigurationError,
     JobsError,
     OperatingError,
+    PayloadError,
     TopicError,
 )
 from jobs_lib.operating.session import bounded
+from jobs_lib.outbox.keys import split_key
 from jobs_lib.reasons import find_reason
 
 if TYPE_CHECKING:
@@ -172,26 +174,34 @@ def read_source(
         rows = connection.execute(queries["read_column_types"], named).fetchall()
         triggers = connection.execute(queries["find_capture"], named).fetchall()
     types: dict[str, str] = dict(rows)
-    if entity.key not in types:
+    if missing := [one for one in entity.columns if one not in types]:
         raise OperatingError(
-            f"there is no table {entity.source} with a column {entity.key}, or this "
+            f"there is no table {entity.source} with a column {missing[0]}, or this "
             "role does not see it"
         )
     version, is_captured = _read_trigger(triggers, entity)
     statement = queries.fill(
         "find_source_row",
         table=table,
-        key=sql.Identifier(entity.key),
-        # As PostgreSQL itself has written it.
-        key_type=sql.SQL(cast("Any", types[entity.key])),
+        is_it=sql.SQL(" and ").join(
+            sql.SQL("t.{} = {}::text::{}").format(
+                sql.Identifier(column),
+                sql.Placeholder(f"part{number}"),
+                # As PostgreSQL itself has written it.
+                sql.SQL(cast("Any", types[column])),
+            )
+            for number, column in enumerate(entity.columns)
+        ),
         # Without such a column only the row itself counts.
-        version=sql.Identifier(version if version in types else entity.key),
+        version=sql.Identifier(version if version in types else entity.columns[0]),
     )
     try:
+        parts = split_key(key, len(entity.columns))
+        values = {f"part{number}": part for number, part in enumerate(parts)}
         with _indexed(connection, database):
-            row = connection.execute(statement, {"key": key}).fetchone()
-    except psycopg.DataError:
-        # The column's type has no such value.
+            row = connection.execute(statement, values).fetchone()
+    except (psycopg.DataError, PayloadError):
+        # The column's type has no such value, or the key is none of these columns.
         row = None
     found = row[0] if row and version in types and type(row[0]) is int else None
     return SourceRow(entity.source, row is not None, found, is_captured)

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from psycopg import sql
 
+from jobs_lib.outbox.keys import check_columns
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from psycopg.sql import Composed
 
 _NAME = "jobs_lib_capture"
@@ -32,7 +36,7 @@ def capture_changes(
     table: str,
     *,
     topic: str,
-    key: str,
+    key: str | Sequence[str],
     entity: str | None = None,
     version: str = "version",
     schema: str = "jobs_lib",
@@ -47,24 +51,27 @@ def capture_changes(
         op: Alembic's ``op``, or a connection.
         table: ``table`` or ``schema.table``.
         topic: where the states go.
-        key: the column whose text form is the record's key.
+        key: the column whose text is the record's key; or several columns, whose
+            texts :func:`jobs_lib.join_key` makes into one. As in ``app.entity``.
         entity: the name given to ``app.entity``. Defaults to ``table``.
         version: the column of the version that the states carry, if the table has it:
             the tombstone of a deleted row has the next version. Give ``""`` if the
             states carry none.
         schema: the schema of this library's tables.
     """
+    columns = check_columns(key, f"the table {table!r}")
+    first, *others = (columns,) if isinstance(columns, str) else columns
+    arguments = (topic, entity or table, first, version, *others)
     statement = sql.SQL(
         "create trigger {name} after insert or update or delete on {table}"
-        " for each row execute function {function}({topic}, {entity}, {key}, {version})"
+        " for each row execute function {function}({arguments})"
     ).format(
         name=sql.Identifier(_NAME),
         table=_table(table),
         function=sql.Identifier(schema, "capture_change"),
-        topic=sql.Literal(topic),
-        entity=sql.Literal(entity or table),
-        key=sql.Literal(key),
-        version=sql.Literal(version),
+        # The other columns of the key come last: triggers of earlier releases, which
+        # have none, go on.
+        arguments=sql.SQL(", ").join(map(sql.Literal, arguments)),
     )
     _run(op, statement)
 

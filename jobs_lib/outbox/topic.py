@@ -382,10 +382,16 @@ class Entity:
     """The compacted topic that holds its states."""
     source: str
     """The service's own table, ``table`` or ``schema.table``."""
-    key: str
-    """The column of ``source`` whose text form is the record's key."""
+    key: str | tuple[str, ...]
+    """The column of ``source`` whose text is the record's key, or several: see
+    :mod:`jobs_lib.outbox.keys`."""
     load: Loader
     """Current states by key, one query for a list; a key without an entry is gone."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return (self.key,) if isinstance(self.key, str) else self.key
 
     def load_states(
         self, connection: psycopg.Connection[Any], keys: Sequence[str]

@@ -136,11 +136,8 @@ def _read_keys(
 ) -> list[str]:
     # COPY in and COPY out cannot share a connection, so the keys are read into memory
     # first. A range is small enough for that.
-    name = "source_keys_unique" if source.unique else "source_keys"
-    rows = connection.execute(
-        source.query(queries, name), {"lower": lower, "upper": upper}, prepare=True
-    ).fetchall()
-    return [key for (key,) in rows]
+    query = source.keys_between(queries, lower, upper)
+    return [key for (key,) in connection.execute(query).fetchall()]
 
 
 def _check_keys(keys: Sequence[str]) -> None:

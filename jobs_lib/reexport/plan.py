@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.reexport.source import Source, find_source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import psycopg
+    from collections.abc import Iterator, Sequence
 
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.queries import Queries
@@ -27,7 +28,10 @@ _SAMPLE_ROWS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Keys k with ``lower <= k < upper`` in the key's own order; None is open."""
+    """Keys k with ``lower <= k < upper`` in the key's own order; None is open.
+
+    A bound is written as the key of a record.
+    """
 
     lower: str | None
     upper: str | None
@@ -80,8 +84,8 @@ def plan_ranges(
 ) -> Plan:
     """Cut the keys of the entity's table into ranges of about equal size.
 
-    It works for any key type that PostgreSQL can sort, however skewed the values are. A
-    key in many rows counts once.
+    It works for keys of any columns that PostgreSQL can sort, however skewed the values
+    are. A key in many rows counts once.
 
     Args:
         connection: to the service's database.
@@ -92,7 +96,8 @@ def plan_ranges(
         sampled_from: with this many rows or more, a sample decides.
 
     Raises:
-        ReexportError: the table or column is missing, or a row has no key.
+        ReexportError: the table or column is missing, a row has no key, or keys have no
+            order.
     """
     if ranges is not None and not 1 <= ranges <= RANGE_LIMIT:
         raise ReexportError(
@@ -102,17 +107,42 @@ def plan_ranges(
     with connection.transaction():
         connection.execute(queries["settle_text_forms"])
         source = find_source(connection, queries, entity)
-        _refuse_null_keys(connection, queries, entity, source)
-        if source.estimate is not None and source.estimate >= sampled_from:
-            return _plan_by_sample(connection, queries, source, ranges)
-        suffix = "" if source.unique else "_distinct"
-        count = source.query(queries, f"source_count{suffix}")
-        total = int((connection.execute(count).fetchone() or (0,))[0])
-        cuts = connection.execute(
-            source.query(queries, f"source_cuts{suffix}"),
-            {"size": range_size(total, ranges)},
-        ).fetchall()
-        return Plan(source, make_ranges([cut for (cut,) in cuts], total))
+        with _sortable(source, entity):
+            return _cut(connection, queries, entity, source, ranges, sampled_from)
+
+
+def _cut(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    source: Source,
+    ranges: int | None,
+    sampled_from: int,
+) -> Plan:
+    _refuse_null_keys(connection, queries, entity, source)
+    if source.estimate is not None and source.estimate >= sampled_from:
+        return _plan_by_sample(connection, queries, source, ranges)
+    suffix = "" if source.unique else "_distinct"
+    count = source.query(queries, f"source_count{suffix}")
+    total = int((connection.execute(count).fetchone() or (0,))[0])
+    cuts = connection.execute(
+        source.query(queries, f"source_cuts{suffix}", size=range_size(total, ranges))
+    ).fetchall()
+    return Plan(source, make_ranges([cut for (cut,) in cuts], total))
+
+
+@contextmanager
+def _sortable(source: Source, entity: Entity) -> Iterator[None]:
+    """Say it plainly if a column of the key has no order."""
+    try:
+        yield
+    except psycopg.errors.UndefinedFunction:
+        raise ReexportError(
+            f"the key of the entity {entity.name!r} has columns of the types "
+            f"{', '.join(source.types)}, and PostgreSQL cannot sort one of them, so no "
+            "ranges can be cut: declare the entity with another key, or a view that "
+            "casts it to text as `source`"
+        ) from None
 
 
 def _plan_by_sample(
@@ -125,7 +155,7 @@ def _plan_by_sample(
     percent = min(100.0, 100.0 * _SAMPLE_ROWS / max(1, total))
     size = max(1, int(range_size(total, ranges) * percent / 100))
     cuts = connection.execute(
-        source.query(queries, "source_cuts_sampled"), {"percent": percent, "size": size}
+        source.query(queries, "source_cuts_sampled", percent=percent, size=size)
     ).fetchall()
     return Plan(source, make_ranges([cut for (cut,) in cuts], total))
 
@@ -140,8 +170,9 @@ def _refuse_null_keys(
         return
     row = connection.execute(source.query(queries, "source_has_null_key")).fetchone()
     if row and row[0]:
+        missing = " or ".join(source.columns)
         raise ReexportError(
-            f"rows of {source.table!r} have no {source.key!r}, so the entity "
+            f"rows of {source.table!r} have no {missing!r}, so the entity "
             f"{entity.name!r} has no key to send them under: give them one, or declare "
             "a view without them as `source`"
         )

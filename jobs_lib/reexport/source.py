@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from psycopg import sql
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.outbox.keys import split_key
 
 if TYPE_CHECKING:
     import psycopg
@@ -18,50 +19,112 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A table and its key column; plain data, so that it can be sent to a task."""
+    """A table and the columns of its key; plain data, so that a task can get it."""
 
     table: str
     """``table`` or ``schema.table``."""
-    key: str
-    type: str
-    """The key's type, as written in SQL."""
+    columns: tuple[str, ...]
+    """Of the key."""
+    types: tuple[str, ...]
+    """The columns' types, as written in SQL."""
     nullable: bool
     unique: bool
     """Whether an index keeps the key unique; otherwise duplicates are removed."""
     estimate: int | None
     """Rows by the server's statistics; None if there are none, as for a view."""
 
-    def query(self, queries: Queries, name: str) -> sql.Composed:
-        """Compose one of the queries ``source_…`` for this table."""
+    def query(
+        self,
+        queries: Queries,
+        name: str,
+        bounds: tuple[str | None, str | None] = (None, None),
+        **numbers: float,
+    ) -> sql.Composed:
+        """Compose one of the queries ``source_…`` for this table.
+
+        Args:
+            queries: for the library's schema.
+            name: of the query.
+            bounds: the least key that it reads, and the key before which it stops,
+                as those of records; None for no bound.
+            numbers: what else the query asks for.
+        """
         text = cast("Any", queries[name].as_string(None))
+        columns = [sql.Identifier(one) for one in self.columns]
         return sql.SQL(text).format(
             table=sql.Identifier(*self.table.split(".", 1)),
-            key=sql.Identifier(self.key),
+            columns=sql.SQL(", ").join(columns),
+            text=_text(columns),
+            present=sql.SQL(" and ").join(
+                sql.SQL("{} is not null").format(one) for one in columns
+            ),
+            within=self._within(columns, bounds),
+            **{name: sql.Literal(number) for name, number in numbers.items()},
+        )
+
+    def keys_between(
+        self, queries: Queries, lower: str | None, upper: str | None
+    ) -> sql.Composed:
+        """Compose the query that reads the keys of a range, each once."""
+        name = "source_keys_unique" if self.unique else "source_keys"
+        return self.query(queries, name, (lower, upper))
+
+    def _within(
+        self,
+        columns: list[sql.Identifier],
+        bounds: tuple[str | None, str | None],
+    ) -> sql.Composable:
+        # A bound that is missing is left out. An index does not find the rows of
+        # `k >= x or x is null`, and each range would read the whole table.
+        found = [
+            sql.SQL("({}) {} ({})").format(
+                sql.SQL(", ").join(columns), sql.SQL(sign), self._values(bound)
+            )
+            for bound, sign in zip(bounds, (">=", "<"), strict=True)
+            if bound is not None
+        ]
+        return sql.SQL(" and ").join(found) if found else sql.SQL("true")
+
+    def _values(self, bound: str) -> sql.Composed:
+        # In the columns' own types: '10' is less than '9' only as a text.
+        return sql.SQL(", ").join(
             # The type comes from the server's catalogue, which quotes it if needed.
-            type=sql.SQL(cast("Any", self.type)),
+            sql.SQL("{}::{}").format(sql.Literal(part), sql.SQL(cast("Any", type_)))
+            for part, type_ in zip(
+                split_key(bound, len(self.columns)), self.types, strict=True
+            )
         )
 
 
 def find_source(
     connection: psycopg.Connection[Any], queries: Queries, entity: Entity
 ) -> Source:
-    """Find the table and key column of an entity.
+    """Find the table and the key's columns of an entity.
 
     Raises:
         ReexportError: there is no such table or column in this database.
     """
     name = sql.Identifier(*entity.source.split(".", 1)).as_string(connection)
+    columns = entity.columns
     row = connection.execute(
-        queries["find_source"], {"table": name, "key": entity.key}
+        queries["find_source"], {"table": name, "keys": list(columns)}
     ).fetchone()
-    if row is None:
+    if row is None or tuple(row[0]) != columns:
+        missing = [one for one in columns if row is None or one not in row[0]]
         raise ReexportError(
             f"the entity {entity.name!r} says that its states lie in the table "
-            f"{entity.source!r} under the key column {entity.key!r}, but the database "
+            f"{entity.source!r} under the key column {missing[0]!r}, but the database "
             "has no such table or column: correct `source` and `key` of @app.entity, "
             "or write the table as schema.table"
         )
-    type_, not_null, unique, known, rows = row
-    return Source(
-        entity.source, entity.key, type_, not not_null, unique, rows if known else None
-    )
+    _, types, not_null, unique, known, rows = row
+    estimate = rows if known else None
+    return Source(entity.source, columns, tuple(types), not not_null, unique, estimate)
+
+
+def _text(columns: list[sql.Identifier]) -> sql.Composed:
+    """The record's key, as :mod:`jobs_lib.outbox.keys` says."""
+    texts = [sql.SQL("{}::text").format(one) for one in columns]
+    if len(texts) == 1:
+        return texts[0]
+    return sql.SQL("json_build_array({})::text").format(sql.SQL(", ").join(texts))

@@ -4,69 +4,77 @@
 -- relay that takes records locks only the re-export's row.
 --
 -- A query named `source_…` reads the service's own table: jobs_lib.reexport.source fills
--- in the table, the key (a column) and the type (of that column).
+-- in the table, the columns of the key, and what is made of them. No such query has
+-- parameters: the driver would look for them in the names, too.
 
 -- name: find_source
--- Read the key's type, whether it can be null, and whether an index keeps it unique. A
--- view has no constraints, so its keys count as nullable and repeated.
+-- Read the types of the key's columns, whether one can be null, and whether an index
+-- keeps the key unique. A view has no constraints, so its keys count as nullable and
+-- repeated. A column that is missing is missing here, too.
+with named as (
+    select a.attrelid, array_agg(a.attname::text order by k.n) as names,
+        array_agg(format_type(a.atttypid, a.atttypmod) order by k.n) as types,
+        bool_and(a.attnotnull) as not_null, array_agg(a.attnum) as numbers
+    from unnest(%(keys)s::text[]) with ordinality as k(name, n)
+    join pg_attribute a on a.attrelid = to_regclass(%(table)s) and a.attname = k.name
+        and a.attnum > 0 and not a.attisdropped
+    group by a.attrelid
+)
 select
-    format_type(a.atttypid, a.atttypmod), a.attnotnull,
-    exists (
+    named.names, named.types, named.not_null,
+    -- An index of fewer columns keeps them unique, too; one of a table does not see the
+    -- rows of tables that inherit from it.
+    (c.relkind = 'p' or not c.relhassubclass) and exists (
         select from pg_index i
-        where i.indrelid = a.attrelid and i.indisunique and i.indisvalid
-            and i.indpred is null and i.indnkeyatts = 1 and i.indkey[0] = a.attnum
+        where i.indrelid = c.oid and i.indisunique and i.indisvalid
+            and i.indpred is null and not exists (
+                select from unnest(i.indkey::int2[]) with ordinality as u(number, n)
+                where u.n <= i.indnkeyatts and u.number <> all (named.numbers)
+            )
     ),
     -- An estimate; negative or 0 before the first analyze, and for views.
     c.relkind in ('r', 'm') and c.relpages > 0, greatest(c.reltuples, 0)::bigint
-from pg_class c join pg_attribute a on a.attrelid = c.oid
-where c.oid = to_regclass(%(table)s) and a.attname = %(key)s
-    and a.attnum > 0 and not a.attisdropped
+from named join pg_class c on c.oid = named.attrelid
 
 -- name: source_has_null_key
-select exists (select from {{table}} where {{key}} is null)
+select exists (select from {{table}} where not ({{present}}))
 
 -- name: source_count
 select count(*) from {{table}}
 
 -- name: source_count_distinct
-select count(*) from (select distinct {{key}} from {{table}}) keys
+select count(*) from (select distinct {{columns}} from {{table}}) keys
 
 -- name: source_cuts
 -- Find each key that begins a range, by the key's own order and rank: so neither its type
 -- nor gaps and skew in its values matter. An index on the key saves the sort.
-select {{key}}::text from (
-    select {{key}}, row_number() over (order by {{key}}) - 1 as rank from {{table}}
-) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
+select {{text}} from (
+    select {{columns}}, row_number() over (order by {{columns}}) - 1 as jobs_lib_rank
+    from {{table}}
+) ranked where jobs_lib_rank > 0 and mod(jobs_lib_rank, {{size}}) = 0 order by jobs_lib_rank
 
 -- name: source_cuts_distinct
-select {{key}}::text from (
-    select {{key}}, row_number() over (order by {{key}}) - 1 as rank
-    from (select distinct {{key}} from {{table}}) keys
-) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
+select {{text}} from (
+    select {{columns}}, row_number() over (order by {{columns}}) - 1 as jobs_lib_rank
+    from (select distinct {{columns}} from {{table}}) keys
+) ranked where jobs_lib_rank > 0 and mod(jobs_lib_rank, {{size}}) = 0 order by jobs_lib_rank
 
 -- name: source_cuts_sampled
 -- Ranges from a sample also cover all keys; only their sizes are less equal.
-select {{key}}::text from (
-    select {{key}}, row_number() over (order by {{key}}) - 1 as rank
+select {{text}} from (
+    select {{columns}}, row_number() over (order by {{columns}}) - 1 as jobs_lib_rank
     from (
-        select distinct {{key}} from {{table}} tablesample system (%(percent)s)
+        select distinct {{columns}} from {{table}} tablesample system ({{percent}})
     ) keys
-) ranked where rank > 0 and rank %% %(size)s = 0 order by rank
+) ranked where jobs_lib_rank > 0 and mod(jobs_lib_rank, {{size}}) = 0 order by jobs_lib_rank
 
 -- name: source_keys
--- Compare bounds in the key's own type: '10' is less than '9' only as a text.
--- `is not null` is for the range without bounds.
-select distinct {{key}}::text from {{table}}
-where {{key}} is not null
-    and (%(lower)s::text is null or {{key}} >= (%(lower)s::text)::{{type}})
-    and (%(upper)s::text is null or {{key}} < (%(upper)s::text)::{{type}})
+-- Keys that a collation takes for equal are different keys of records.
+select distinct ({{text}}) collate "C" from {{table}} where {{present}} and {{within}}
 
 -- name: source_keys_unique
 -- Without `distinct`, which would sort them again.
-select {{key}}::text from {{table}}
-where {{key}} is not null
-    and (%(lower)s::text is null or {{key}} >= (%(lower)s::text)::{{type}})
-    and (%(upper)s::text is null or {{key}} < (%(upper)s::text)::{{type}})
+select {{text}} from {{table}} where {{present}} and {{within}}
 
 -- name: settle_text_forms
 -- A key's text must be the same in every connection, whatever its defaults are.

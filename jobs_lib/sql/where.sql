@@ -15,7 +15,8 @@ from pg_trigger t
 where t.tgrelid = to_regclass(%(table)s) and t.tgname = 'jobs_lib_capture'
 
 -- template: find_source_row
-select t.{version} from {table} t where t.{key} = %(key)s::text::{key_type} limit 1
+-- The key has one or several columns.
+select t.{version} from {table} t where {is_it} limit 1
 
 -- name: find_rows_of_key
 -- The rows of a key that are not in Kafka yet, and who sends them.

@@ -45,6 +45,7 @@ PAGES = {
     "origins.md": ["App"],
     "outbox.md": [
         *("App.topic", "App.entity", "Gone", "capture_changes", "stop_capturing"),
+        *("join_key", "split_key"),
         *("Topic.send", "Topic.send_many", "Topic.tombstone", "Topic.send_current"),
     ],
     "periodic.md": ["App.periodic"],

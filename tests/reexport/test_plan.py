@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import uuid
 
-import psycopg
 import pytest
+from psycopg import sql
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.reexport import SqlEngine, begin, load, plan_ranges
@@ -132,8 +132,7 @@ def test_a_unique_key_is_cut_without_a_sort(database):
         connection.execute("alter table aircraft add primary key (tail)")
         connection.execute("vacuum analyze aircraft")
         plan = plan_ranges(connection, database.queries, make_entity())
-        cuts = plan.source.query(database.queries, "source_cuts")
-        explained = psycopg.ClientCursor(connection).mogrify(cuts, {"size": 10})
-        shown = connection.execute("explain " + explained).fetchall()
+        cuts = plan.source.query(database.queries, "source_cuts", size=10)
+        shown = connection.execute(sql.SQL("explain ") + cuts).fetchall()
     text = "\n".join(line for (line,) in shown)
     assert "Index Only Scan using aircraft_pkey" in text
