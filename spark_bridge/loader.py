@@ -66,24 +66,26 @@ def load_with_spark(
     """Load the ranges in parallel; returns how many keys were loaded by this call."""
     if not ranges:
         return 0
-    frame = spark.createDataFrame([(number,) for number in ranges], "range int")
-    loaded = frame.repartition(min(len(ranges), _MOST_TASKS)).mapInArrow(
-        make_task(target, loading), RESULT
-    )
+    # The numbers of the ranges travel with the function. A frame of them would have to
+    # be made, and then to be shuffled.
+    places = spark.range(0, len(ranges), 1, min(len(ranges), _MOST_TASKS))
+    task = make_task(target, loading, ranges)
+    loaded = places.mapInArrow(task, RESULT)
     return sum(row["keys"] for row in loaded.collect())
 
 
 def make_task(
-    target: Target, loading: Loading
+    target: Target, loading: Loading, ranges: Sequence[int]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function of one task: batches of ranges in, loaded ranges out."""
+    """Make the function of one task: places of ranges in, loaded ranges out."""
+    numbers = list(ranges)
 
     def load_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # Imported here because this runs on the worker.
         import pyarrow as pa
 
         from jobs_lib.reexport import load_range
-        from spark_bridge.partitioner import choose_partitions
+        from spark_bridge.columns import KeyColumn
 
         schema = pa.schema([("range", pa.int32()), ("keys", pa.int64())])
         database = target.database()
@@ -91,11 +93,12 @@ def make_task(
         connection = None
         try:
             for batch in batches:
-                for number in batch.column(0).to_pylist():
+                for place in batch.column(0).to_pylist():
+                    number = numbers[place]
                     connection = connection or database.connect("re-export task")
                     queries = database.queries
                     keys = load_range(
-                        connection, queries, loading, number, choose_partitions
+                        connection, queries, loading, number, KeyColumn.read
                     )
                     if keys is not None:
                         yield pa.record_batch([[number], [keys]], schema=schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import KEY_LIMIT
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.reexport.source import Source
+
+    ReadKeys = Callable[
+        [psycopg.Connection[Any], Queries, Source, str | None, str | None], "Keys"
+    ]
 
 _COPY_CHUNKS = 500
 _LONGEST_CHARACTER = 4
@@ -41,12 +45,61 @@ class Loading:
     partitions: int
 
 
+class Keys(Protocol):
+    """The keys of one range, each once."""
+
+    def __len__(self) -> int:
+        """How many they are."""
+
+    def check(self) -> None:
+        """Refuse keys that the outbox cannot store: no retry could write their chunk.
+
+        Raises:
+            ReexportError: a key is empty or too long.
+        """
+
+    def encode(self, loading: Loading) -> Iterator[bytes | memoryview]:
+        """Yield their chunk jobs as lines of COPY's text format, in blocks."""
+
+
+class KeyList(list[str]):
+    """Keys that are handled one after the other, which needs no further package."""
+
+    @classmethod
+    def read(
+        cls,
+        connection: psycopg.Connection[Any],
+        queries: Queries,
+        source: Source,
+        lower: str | None,
+        upper: str | None,
+    ) -> KeyList:
+        """Read the keys from one bound up to the other."""
+        query = source.keys_between(queries, lower, upper)
+        return cls(key for (key,) in connection.execute(query).fetchall())
+
+    def check(self) -> None:
+        """Refuse keys that the outbox cannot store."""
+        if "" in self:
+            raise refuse_empty_key()
+        for key in self:
+            if len(key) <= KEY_LIMIT // _LONGEST_CHARACTER:
+                continue
+            if len(key.encode()) > KEY_LIMIT:
+                raise refuse_long_key(len(key))
+
+    def encode(self, loading: Loading) -> Iterator[bytes]:
+        """Yield their chunk jobs as lines of COPY's text format, in blocks."""
+        partitions = choose_partitions(self, loading.partitions)
+        return encode_chunks(loading, self, partitions)
+
+
 def load_range(
     connection: psycopg.Connection[Any],
     queries: Queries,
     loading: Loading,
     number: int,
-    choose: Callable[[Sequence[str], int], Sequence[int]] = choose_partitions,
+    read: ReadKeys | None = None,
 ) -> int | None:
     """Load one range; returns the number of keys, or None if there was nothing to do.
 
@@ -59,8 +112,8 @@ def load_range(
         queries: for the library's schema.
         loading: the parameters.
         number: the range's number.
-        choose: chooses the partitions of many keys as a producer does. Defaults to one
-            key after the other; with numpy it can be done in columns.
+        read: reads the keys. By default one after the other; with Arrow they can be
+            read and written in columns.
 
     Raises:
         ReexportError: there is no such range, or no such re-export any more.
@@ -80,11 +133,13 @@ def load_range(
         if loaded or state in ("cancelled", "finished"):
             return None
         connection.execute(queries["settle_text_forms"])
-        keys = _read_keys(connection, queries, loading.source, lower, upper)
-        _check_keys(keys)
-        partitions = choose(keys, loading.partitions)
+        # COPY in and COPY out cannot share a connection, so the keys are read into
+        # memory first. A range is small enough for that.
+        read = read or KeyList.read
+        keys = read(connection, queries, loading.source, lower, upper)
+        keys.check()
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
-            for block in encode_chunks(loading, keys, partitions):
+            for block in keys.encode(loading):
                 copy.write(block)
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
@@ -106,7 +161,7 @@ def encode_chunks(
     for key, partition in zip(keys, partitions, strict=True):
         keys_of[partition].append(key)
     lines: list[bytes] = []
-    head = f'\t{CHUNK_TYPE}\t\\N\tavailable\t{{"reexport": {loading.reexport}, "keys": '
+    head = head_of_chunks(loading)
     for partition, chunk in _cut(keys_of, loading.chunk):
         # JSON has no raw tab or newline; backslashes are COPY's own escape.
         payload = json.dumps(chunk, ensure_ascii=False)
@@ -119,6 +174,12 @@ def encode_chunks(
     yield b"".join(lines)
 
 
+def head_of_chunks(loading: Loading) -> str:
+    """Write what comes between the origin and the keys of each chunk job."""
+    head = f'{{"reexport": {loading.reexport}, "keys": '
+    return f"\t{CHUNK_TYPE}\t\\N\tavailable\t{head}"
+
+
 def _cut(
     keys_of: Mapping[int, list[str]], chunk: int
 ) -> Iterator[tuple[int, list[str]]]:
@@ -127,32 +188,20 @@ def _cut(
             yield partition, keys[start : start + chunk]
 
 
-def _read_keys(
-    connection: psycopg.Connection[Any],
-    queries: Queries,
-    source: Source,
-    lower: str | None,
-    upper: str | None,
-) -> list[str]:
-    # COPY in and COPY out cannot share a connection, so the keys are read into memory
-    # first. A range is small enough for that.
-    query = source.keys_between(queries, lower, upper)
-    return [key for (key,) in connection.execute(query).fetchall()]
+def refuse_empty_key() -> ReexportError:
+    """The error about a key that the outbox cannot store."""
+    return ReexportError(
+        "a key is empty: a record's key has at least one byte. Give the row a key, "
+        "or declare the entity with another one"
+    )
 
 
-def _check_keys(keys: Sequence[str]) -> None:
-    """Refuse keys that the outbox cannot store: no retry could write their chunk."""
-    if "" in keys:
-        raise ReexportError(
-            "a key is empty: a record's key has at least one byte. Give the row a key, "
-            "or declare the entity with another one"
-        )
-    for key in keys:
-        if len(key) > KEY_LIMIT // _LONGEST_CHARACTER and len(key.encode()) > KEY_LIMIT:
-            raise ReexportError(
-                f"a key of {len(key)} characters is too long: a record's key has at "
-                f"most {KEY_LIMIT} bytes. Declare the entity with a shorter key"
-            )
+def refuse_long_key(characters: int) -> ReexportError:
+    """The error about a key that no retry could write."""
+    return ReexportError(
+        f"a key of {characters} characters is too long: a record's key has at "
+        f"most {KEY_LIMIT} bytes. Declare the entity with a shorter key"
+    )
 
 
 class SqlEngine:

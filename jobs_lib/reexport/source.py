@@ -69,6 +69,13 @@ class Source:
         name = "source_keys_unique" if self.unique else "source_keys"
         return self.query(queries, name, (lower, upper))
 
+    def packed_keys_between(
+        self, queries: Queries, lower: str | None, upper: str | None
+    ) -> sql.Composed:
+        """Compose the query that reads them as two values: bytes, and lengths."""
+        text = cast("Any", queries["source_packed_keys"].as_string(None))
+        return sql.SQL(text).format(keys=self.keys_between(queries, lower, upper))
+
     def _within(
         self,
         columns: list[sql.Identifier],

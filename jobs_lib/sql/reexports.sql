@@ -76,6 +76,12 @@ select distinct ({{text}}) collate "C" from {{table}} where {{present}} and {{wi
 -- Without `distinct`, which would sort them again.
 select {{text}} from {{table}} where {{present}} and {{within}}
 
+-- name: source_packed_keys
+-- The bytes of all keys and the length of each, for those who read them in columns. The
+-- driver would take a step in Python for each row.
+select string_agg(key, ''::bytea), string_agg(int4send(octet_length(key)), ''::bytea)
+from (select convert_to(key, 'UTF8') as key from ({{keys}}) as found(key)) keys
+
 -- name: settle_text_forms
 -- A key's text must be the same in every connection, whatever its defaults are.
 select set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO, YMD', true),

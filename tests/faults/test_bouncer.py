@@ -280,8 +280,8 @@ def test_a_spark_task_loads_its_ranges_behind_pgbouncer(url, bounced, admin):
     database = app.database()
     begun = reexport.begin(database, app.entities["items"], rate=6_000, ranges=30)
     # A worker of Spark calls this, with the objects that Spark has sent to it.
-    load = make_task(Target.of(database), begun.loading)
-    frame = pa.record_batch({"range": pa.array(range(30), pa.int32())})
+    load = make_task(Target.of(database), begun.loading, range(30))
+    frame = pa.record_batch({"id": pa.array(range(30), pa.int64())})
     loaded = [row["keys"] for batch in load([frame]) for row in batch.to_pylist()]
     assert (len(loaded), sum(loaded)) == (30, 900)
 

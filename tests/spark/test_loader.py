@@ -78,7 +78,7 @@ def test_tasks_that_fail_before_their_commit_are_tried_again(spark, database, be
 
 @pytest.mark.guarantee("X6")
 def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, begun):
-    task = make_task(Target(database.url, database.schema), begun.loading)
+    task = make_task(Target(database.url, database.schema), begun.loading, range(10))
 
     def dies_after_the_commit(batches):
         from pyspark import TaskContext
@@ -87,8 +87,8 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
         if TaskContext.get().attemptNumber() == 0:
             raise RuntimeError("killed after the commit")
 
-    frame = spark.createDataFrame([(n,) for n in range(10)], "range int")
-    returned = frame.repartition(3).mapInArrow(dies_after_the_commit, RESULT).collect()
+    places = spark.range(0, 10, 1, 3)
+    returned = places.mapInArrow(dies_after_the_commit, RESULT).collect()
     # The second attempts do not report ranges that the first ones have loaded.
     assert returned == []
     assert reexport.status(database, "aircraft").loaded == 5_000
