@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from confluent_kafka import (
+    IsolationLevel,
     KafkaException,
     TopicPartition,
 )
@@ -86,6 +87,30 @@ def find_places(
         then = _list_offsets(settings, asked, _SPECS.for_timestamp(milliseconds))
         # Kafka gives a negative offset where no record is as new as that.
         found.update({one: offset for one, offset in then.items() if offset >= 0})
+    return {one.partition: offset for one, offset in found.items()}
+
+
+def find_committed_ends(settings: Settings, topic: str) -> dict[int, int]:
+    """Find the ends of a topic's partitions for consumers of committed records.
+
+    A transaction that is open ends them before its first record.
+
+    Raises:
+        AccessError: the brokers do not let this client in.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers in time.
+    """
+    count = list_partitions(settings, [topic])[topic]
+    if not count:
+        raise missing_topics(settings, [topic])
+    asked = [TopicPartition(topic, number) for number in range(count)]
+    found = _list_offsets(settings, asked, _SPECS.latest(), committed=True)
+    if len(found) < count:
+        # Its records would be missing, and nobody would notice.
+        raise UnavailableError(
+            f"the topic {topic!r} has {count} partitions, and Kafka gives the ends of "
+            f"{len(found)}: is a partition without a leader? Try again"
+        )
     return {one.partition: offset for one, offset in found.items()}
 
 
@@ -242,13 +267,18 @@ def _list_offsets(
     partitions: Iterable[TopicPartition],
     spec: Any,
     timeout: float = 5.0,
+    *,
+    committed: bool = False,
 ) -> dict[TopicPartition, int]:
     """Ask for one offset of each partition; those that do not exist are left out."""
     asked = dict.fromkeys(partitions, spec)
+    more: dict[str, Any] = {"request_timeout": timeout}
+    if committed:
+        more["isolation_level"] = IsolationLevel.READ_COMMITTED
     # Keep the client until the answers are there: a deleted client gives none.
     admin = make_admin(settings)
     offsets = {}
-    for one, future in admin.list_offsets(asked, request_timeout=timeout).items():
+    for one, future in admin.list_offsets(asked, **more).items():
         try:
             offsets[one] = future.result().offset
         except KafkaException as error:
