@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from jobs_lib.consuming.gate import check_circles, check_own_done
 from jobs_lib.declaring import (
@@ -29,11 +29,12 @@ from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.naming import check_once, check_told_once, check_unjoined, name_in_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
 
     import psycopg
 
+    from jobs_lib.callers.caller import AsyncCaller, Caller
     from jobs_lib.callers.pools import PooledTransaction, Pools
     from jobs_lib.consuming.answers import Answers
     from jobs_lib.consuming.transactional import Transactional
@@ -208,6 +209,44 @@ class App(
             UnavailableError: on entering, when no connection is had within 30 s.
         """
         return self._find_pools().alone()
+
+    @overload
+    def reexport_changes(self, conn: Caller, entity: str, *, rate: int) -> int: ...
+
+    @overload
+    def reexport_changes(
+        self, conn: AsyncCaller, entity: str, *, rate: int
+    ) -> Coroutine[Any, Any, int]: ...
+
+    def reexport_changes(
+        self, conn: Caller | AsyncCaller, entity: str, *, rate: int
+    ) -> int | Coroutine[Any, Any, int]:
+        """Let the changes that follow in a transaction leave with a re-export.
+
+        From here to the end of the transaction, changes of the entity's captured table
+        and calls of ``send_current`` leave behind live records, at the re-export's
+        rate. That is the entity's open re-export, or a new one. Returns its id; with
+        an asynchronous connection, await it.
+
+        Args:
+            conn: the connection of the transaction, of any kind that ``enqueue`` takes.
+            entity: its name.
+            rate: records a minute of a new re-export; an open one keeps its own.
+
+        Raises:
+            ConfigurationError: the app declares no such entity.
+            NoTransactionError: nothing would follow in this transaction.
+            ReexportError: the rate is out of range.
+        """
+        from jobs_lib.reexport import give_changes
+
+        if entity not in self.entities:
+            known = ", ".join(sorted(self.entities)) or "none"
+            raise ConfigurationError(
+                f"the app {self.name!r} declares no entity {entity!r} (declared: "
+                f"{known}): declare it with @app.entity"
+            )
+        return give_changes(conn, self._load_queries, self.entities[entity], rate)
 
     def answers(self, model: Callable[..., Any] | str) -> Answers:
         """Ask a read model of this app: how current it is, and for own writes.

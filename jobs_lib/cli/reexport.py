@@ -6,7 +6,6 @@ import dataclasses
 import json
 import threading
 import time
-from collections import deque
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from jobs_lib.reexport import Progress
 
 _WATCH_SECONDS = 0.5
-_SPEED_SECONDS, _SHORTEST_SECONDS = 60.0, 5.0
 _SHOWN_RANGES = 10
 _LISTED = (
     "id", "entity", "state", "rate", "total", "sent", "superseded", "started_at",
@@ -347,7 +345,6 @@ def _show(database: Database, name: str, loaded: Callable[[], bool]) -> None:
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
     )
-    speed = _Speed()
     with bar:
         task = bar.add_task(name, total=0, note="planning")
         while True:
@@ -355,29 +352,11 @@ def _show(database: Database, name: str, loaded: Callable[[], bool]) -> None:
             progress = _latest(database, name)
             if progress is not None:
                 completed = progress.sent + progress.superseded
-                note = _note(progress) + speed.describe(progress.sent)
+                note = _note(progress)
                 bar.update(task, total=progress.total, completed=completed, note=note)
                 if done and progress.ended:
                     return
             time.sleep(_WATCH_SECONDS)
-
-
-class _Speed:
-    """How many records have left in the last minute, as far as it was watched."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def describe(self, sent: int) -> str:
-        """Add what was sent up to now; returns the rate, or nothing at first."""
-        now = time.monotonic()
-        self._seen.append((now, sent))
-        while self._seen[0][0] < now - _SPEED_SECONDS:
-            self._seen.popleft()
-        began, before = self._seen[0]
-        if now - began < _SHORTEST_SECONDS:
-            return ""
-        return f", measured {60 * (sent - before) / (now - began):,.0f}/min"
 
 
 def _latest(database: Database, name: str) -> Progress | None:
@@ -390,8 +369,15 @@ def _latest(database: Database, name: str) -> Progress | None:
 def _note(progress: Progress) -> str:
     if progress.state == "loading":
         loaded = f"{progress.loaded_ranges}/{progress.ranges} ranges"
-        return f"loading {loaded}, {progress.rate:,}/min{_until(progress.eta)}"
-    return f"{progress.state}, {progress.rate:,}/min{_until(progress.eta)}"
+        return f"loading {loaded}, {_pace(progress)}"
+    return f"{progress.state}, {_pace(progress)}"
+
+
+def _pace(progress: Progress) -> str:
+    measured = ""
+    if progress.measured is not None:
+        measured = f", measured {progress.measured:,}/min"
+    return f"{progress.rate:,}/min{measured}{_until(progress.eta)}"
 
 
 def _until(eta: datetime | None) -> str:
@@ -467,6 +453,8 @@ def _print(progress: Progress, as_json: bool) -> None:
         f"{progress.total:,}, {progress.loaded_ranges} of {progress.ranges} ranges "
         f"loaded, {progress.rate:,} records a minute{_until(progress.eta)}"
     )
+    if progress.measured is not None:
+        click.echo(f"measured: {progress.measured:,} records a minute")
     if progress.lag_group is not None:
         known = "not known yet" if progress.lag is None else f"{progress.lag:,}"
         click.echo(

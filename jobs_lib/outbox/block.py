@@ -22,7 +22,8 @@ LiveRow: TypeAlias = "tuple[Any, ...]"
 The time is JSON, in UTC; the size is set if the value was not read with the row.
 """
 BatchRow: TypeAlias = "tuple[Any, ...]"
-"""(id, ctid, topic, key, entity, re-export, superseded, its state, held, time)."""
+"""(id, ctid, topic, key, entity, re-export, superseded, its state, held, time, version,
+cause), as read."""
 Message: TypeAlias = (
     "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
 )
@@ -195,7 +196,7 @@ class BatchRows:
         self.waiting: dict[int, list[BatchRow]] = {}
         """By re-export: the rows that leave as its rate allows."""
         for row in rows:
-            row_id, place, _, _, _, reexport_id, superseded, state, held, _ = row
+            row_id, place, _, _, _, reexport_id, superseded, state, held, *_ = row
             self.reexports.add(reexport_id)
             # Drop these even when they are held: no consumer needs them.
             if superseded or state in (None, "cancelled"):

@@ -50,6 +50,8 @@ _HEADS = 1_000
 """Cached headers, one entry for each topic and re-export."""
 _BYTES = 8 * 2**20
 """Bytes of values in one block; a single larger value is a block of its own."""
+_OF_TABLE = "reexport"
+"""The cause of rows that stand for a key of a table, and for no change of its own."""
 _ALL = Start()
 
 
@@ -201,7 +203,7 @@ class Reader:
                 self.own(shard, epoch) | {"id": row_id},
                 binary=True,
             ).fetchall()
-            for *row, reexport_id, dropped in rows:
+            for *row, reexport_id, dropped, cause in rows:
                 if reexport_id is not None:
                     block.reexports.add(reexport_id)
                 if dropped:
@@ -209,7 +211,7 @@ class Reader:
                     continue
                 heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
                 self._add_live(connection, block, [tuple(row)], heads)
-                if reexport_id is not None:
+                if cause == _OF_TABLE:
                     self._drop_unversioned(block, block.records)
         return block
 
@@ -333,19 +335,29 @@ class Reader:
         block.reexports |= found.reexports
         block.behind += found.held
         block.dropped += found.dropped
-        records = []
+        of_table: list[OutboxRecord] = []
+        records: list[OutboxRecord] = []
         for reexport_id, waiting in found.waiting.items():
+            last: dict[tuple[str, str], OutboxRecord] = {}
             for row in waiting[: allowed.get(reexport_id, 0)]:
-                row_id, place, topic, key, entity, *_, at = row
+                row_id, place, topic, key, entity, *_, at, version, cause = row
                 head = self._head(topic, reexport_id)
                 record = OutboxRecord(
-                    topic, key, None, BATCH, row_id, place, head, at[1:-1],
+                    topic, key, None, BATCH, row_id, place, head, at[1:-1], version,
                     entity=entity,
                 )  # fmt: skip
-                records.append(record)
+                if earlier := last.get((topic, key)):
+                    # Both would carry the same state.
+                    block.dropped.append(earlier.row)
+                    if version is None:
+                        record.version = earlier.version
+                last[topic, key] = record
+                if cause == _OF_TABLE:
+                    of_table.append(record)
+            records += last.values()
         block.records.extend(records)
         self._load(connection, block, records)
-        self._drop_unversioned(block, records)
+        self._drop_unversioned(block, of_table)
 
     def _load(
         self,

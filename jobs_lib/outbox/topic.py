@@ -292,8 +292,7 @@ class Topic(Generic[V]):
         check_version(self, version)
         for entity in self._entities.values():
             if entity.topic is self:
-                steps = self._write(key, None, version, None, entity.name)
-                return perform(conn, steps)
+                return perform(conn, self._write_current(key, version, entity.name))
         raise ConfigurationError(
             f"no entity of the topic {self.name!r} is declared, so its state could "
             "not be read: declare it with @app.entity, or send the value itself"
@@ -342,7 +341,6 @@ class Topic(Generic[V]):
         value: bytes | None,
         version: int | None,
         headers: Mapping[str, str] | None,
-        entity: str | None = None,
     ) -> Steps[int]:
         shards = self._shards or (yield from self._read_shards())
         query = "write_outbox" if key is not None else "write_outbox_keyless"
@@ -356,8 +354,24 @@ class Topic(Generic[V]):
             "hint": self._hint(shard),
         }
         if key is not None:
-            parameters |= {"key": key, "entity": entity}
+            parameters["key"] = key
         rows = yield Fetch(self._statements[query], parameters)
+        return int(rows[0][0])
+
+    def _write_current(self, key: str, version: int | None, entity: str) -> Steps[int]:
+        shards = self._shards or (yield from self._read_shards())
+        shard = str(choose_shard(self.name, key, shards))
+        rows = yield Fetch(
+            self._statements["write_current"],
+            {
+                "shard": shard,
+                "topic": self.name,
+                "key": key,
+                "version": None if version is None else str(version),
+                "entity": entity,
+                "hint": self._hint(shard),
+            },
+        )
         return int(rows[0][0])
 
 

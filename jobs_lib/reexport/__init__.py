@@ -9,6 +9,7 @@ relay sends them at least once, as it sends everything.
 
 from __future__ import annotations
 
+from jobs_lib.reexport.changes import give_changes
 from jobs_lib.reexport.chunks import CHUNK_TYPE, chunk_handler
 from jobs_lib.reexport.control import (
     LagLimit,
@@ -48,6 +49,7 @@ __all__ = [
     "find_rate",
     "find_span",
     "finish_if_done",
+    "give_changes",
     "list_latest",
     "load",
     "load_range",

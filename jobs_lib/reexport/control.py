@@ -45,7 +45,8 @@ class Progress:
     rate: int
     """Records a minute."""
     total: int
-    """All keys; ranges that are not loaded yet count as planned."""
+    """All keys, and the rows that transactions have given to it; ranges that are not
+    loaded yet count as planned."""
     sent: int
     superseded: int
     """Keys that were not sent because a newer live record was waiting."""
@@ -53,7 +54,8 @@ class Progress:
     loaded_ranges: int
     started_at: datetime
     eta: datetime | None
-    """When it ends at this rate, by the database's clock; None if it does not run."""
+    """When it ends at this rate, or at the measured one if that is lower, by the
+    database's clock; None if it does not run, or has sent nothing for a minute."""
     finished_at: datetime | None
     loaded: int
     """Keys whose chunk jobs are in the table, or done."""
@@ -65,6 +67,9 @@ class Progress:
     """The group's lag when a relay last asked Kafka; None: not known yet."""
     lagging: bool = False
     """Whether it is paused because of that lag, and not by :func:`pause`."""
+    measured: int | None = None
+    """Records a minute, as they were sent in the last minute, or since the first one
+    was sent; None if that is too short to tell, or if it has ended."""
 
     @property
     def ended(self) -> bool:

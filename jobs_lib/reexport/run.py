@@ -12,6 +12,7 @@ from jobs_lib.reexport.control import (
     Progress,
     check_lag_limit,
     check_rate,
+    finish_if_done,
     read_progress,
 )
 from jobs_lib.reexport.loading import Loading, SqlEngine
@@ -21,6 +22,7 @@ from jobs_lib.reexport.window import Window, find_rate, find_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     import psycopg
 
@@ -133,7 +135,7 @@ def begin(
     with database.connect("re-export") as connection:
         topic, partitions = _read_home(connection, queries)
         name = {"entity": entity.name}
-        unfinished = connection.execute(queries["find_unfinished"], name).fetchone()
+        unfinished = find_unfinished(connection, queries, entity.name)
         if unfinished is None:
             plan = plan_ranges(connection, queries, entity, ranges)
             source = plan.source
@@ -156,7 +158,7 @@ def begin(
                     loading = Loading(row[0], row[1], source, chunk, topic, partitions)
                     return Begun(row[0], False, loading)
             # Another process was faster: continue its re-export.
-            unfinished = connection.execute(queries["find_unfinished"], name).fetchone()
+            unfinished = find_unfinished(connection, queries, entity.name)
         source = find_source(connection, queries, entity)
         if unfinished is None:
             raise ReexportError(
@@ -238,6 +240,29 @@ def next_wave(
             break
         wave.append(number)
     return wave
+
+
+def find_unfinished(
+    connection: psycopg.Connection[Any], queries: Queries, entity: str
+) -> tuple[int, datetime] | None:
+    """Find the entity's unfinished re-export of its table: id, and time of its start.
+
+    Raises:
+        ReexportError: there is one, which only has rows that transactions gave to it.
+    """
+    row = connection.execute(queries["find_unfinished"], {"entity": entity}).fetchone()
+    if row is None:
+        return None
+    number, started_at, has_ranges = row
+    if not has_ranges:
+        if finish_if_done(connection, queries, number):
+            return None
+        raise ReexportError(
+            f"the re-export {number} of {entity!r} sends changes that transactions "
+            "have given to it, and only one of an entity goes on at a time: wait until "
+            f"it is finished, or end it by `jobs-lib reexport cancel {entity}`"
+        )
+    return number, started_at
 
 
 def _find_rate(rate: int | Window, keys: int) -> int:

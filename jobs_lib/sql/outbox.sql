@@ -12,15 +12,44 @@ with locked as materialized (
     )
 ),
 written as (
-    insert into {schema}.outbox (shard, topic, key, value, version, headers, entity)
+    insert into {schema}.outbox (shard, topic, key, value, version, headers)
     select
         cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
         cast(%(value)s as bytea), cast(%(version)s as bigint),
-        cast(%(headers)s as jsonb), cast(%(entity)s as text)
+        cast(%(headers)s as jsonb)
     from locked
     returning id
 )
 select cast(id as text), {hinted} from written
+
+-- name: write_current
+-- A row whose state is read when it leaves. In a transaction that has given the entity's
+-- changes to a re-export, it is a row of that, and needs no lock.
+with reexported as materialized (
+    select {schema}.write_reexported(
+        cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
+        cast(%(entity)s as text), cast(%(version)s as bigint)
+    ) as id
+    where current_setting('jobs_lib.reexporting', true) <> ''
+),
+locked as materialized (
+    select {schema}.lock_in_order(
+        hashtextextended('shard/' || cast(%(shard)s as text), 7604),
+        hashtextextended(cast(%(topic)s as text) || chr(1) || cast(%(key)s as text), 7603)
+    )
+    where not exists (select from reexported where id is not null)
+),
+written as (
+    insert into {schema}.outbox (shard, topic, key, version, entity)
+    select
+        cast(%(shard)s as smallint), cast(%(topic)s as text), cast(%(key)s as text),
+        cast(%(version)s as bigint), cast(%(entity)s as text)
+    from locked
+    returning id
+)
+select cast(id as text), {hinted} from written
+union all
+select cast(id as text), null from reexported where id is not null
 
 -- name: write_outbox_keyless
 with written as (
@@ -275,7 +304,8 @@ select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
         select from {schema}.outbox l
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
     ) as superseded,
-    o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text
+    o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text, o.version,
+    o.cause
 from (
     select o.*, x.state
     from (
@@ -356,7 +386,8 @@ moved as (
 gone as (select * from there union all select * from moved),
 progress as (
     update {schema}.reexports r set
-        sent = r.sent + n.sent, superseded = r.superseded + n.superseded
+        sent = r.sent + n.sent, superseded = r.superseded + n.superseded,
+        marks = {schema}.note_sent(r.marks, r.sent)
     from (
         select reexport_id, count(*) filter (where id <> all (%(dropped)s::bigint[])) as sent,
             count(*) filter (where id = any (%(dropped)s::bigint[])) as superseded
@@ -505,7 +536,8 @@ exists (
 select r.id, r.ctid, r.topic, r.key, r.value, r.headers, r.version, r.entity,
     to_json(r.created_at at time zone 'UTC')::text, false, null::int, r.reexport_id,
     r.reexport_id is not null
-        and (coalesce(e.state, 'cancelled') = 'cancelled' or {followed})
+        and (coalesce(e.state, 'cancelled') = 'cancelled' or {followed}),
+    r.cause
 from {schema}.held_rows r left join {schema}.reexports e on e.id = r.reexport_id
 where r.shard = %(shard)s and r.id = %(id)s and {own_shard}
     and (e.state is distinct from 'paused' or {followed})
@@ -519,7 +551,8 @@ gone as (
 ),
 progress as (
     update {schema}.reexports r set sent = r.sent + (not %(dropped)s)::int,
-        superseded = r.superseded + (%(dropped)s)::int
+        superseded = r.superseded + (%(dropped)s)::int,
+        marks = {schema}.note_sent(r.marks, r.sent)
     from gone g where r.id = g.reexport_id
 )
 select count(*) from gone

@@ -108,8 +108,16 @@ from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
     with ordinality as r(lower, upper, keys, n)
 
 -- name: find_unfinished
-select id, started_at from {schema}.reexports
-where entity = %(entity)s and state in ('loading', 'running', 'paused')
+select x.id, x.started_at, exists (
+    select from {schema}.reexport_ranges r where r.reexport_id = x.id
+)
+from {schema}.reexports x
+where x.entity = %(entity)s and x.state in ('loading', 'running', 'paused')
+
+-- name: give_changes
+select cast({schema}.reexport_changes(
+    cast(%(entity)s as text), cast(%(topic)s as text), cast(%(rate)s as int)
+) as text)
 
 -- name: find_latest
 select id, state from {schema}.reexports where entity = %(entity)s
@@ -259,25 +267,43 @@ where x.id = %(reexport)s and x.state in ('loading', 'running')
         select from {schema}.reexport_ranges r
         where r.reexport_id = x.id and r.loaded_at is null
     )
+    -- Not while a transaction may give rows to it, or has, and they are not counted. In
+    -- this order: the lock is only asked for at the very end.
+    and case when exists (
+        select from {schema}.reexport_additions a where a.reexport_id = x.id
+    ) then false else pg_try_advisory_xact_lock({schema}.reexport_lock(x.id)) end
 returning x.id
 
 -- part: progress
 select
     x.id, x.entity, x.state, x.rate,
     -- Ranges that are not loaded yet count as planned.
-    coalesce(r.keys, 0)::bigint, x.sent, x.superseded, coalesce(r.ranges, 0)::int,
+    n.total, x.sent, x.superseded, coalesce(r.ranges, 0)::int,
     coalesce(r.loaded, 0)::int, x.started_at,
     case when x.state in ('loading', 'running') then clock_timestamp() + make_interval(
         -- The bucket is refilled a little more slowly than the rate: see take_records.
-        secs => greatest(0, coalesce(r.keys, 0) - x.sent - x.superseded)::float8
-            * 60 / (x.rate * 0.975)
+        -- If nothing was sent in the last minute, nobody knows.
+        secs => greatest(0, n.total - x.sent - x.superseded)::float8
+            * 60 / nullif(least(x.rate * 0.975, m.measured), 0)
     ) end,
-    x.finished_at, x.total, x.lag_group, x.lag_limit, x.lag, x.lagging
+    x.finished_at, x.total + n.uncounted, x.lag_group, x.lag_limit, x.lag, x.lagging,
+    m.measured::int
 from {schema}.reexports x
 left join lateral (
     select sum(r.keys) as keys, count(*) as ranges, count(r.loaded_at) as loaded
     from {schema}.reexport_ranges r where r.reexport_id = x.id
 ) r on true
+cross join lateral (
+    select coalesce(sum(a.rows), 0)::bigint as uncounted,
+        (coalesce(r.keys, 0) + x.added + coalesce(sum(a.rows), 0))::bigint as total
+    from {schema}.reexport_additions a where a.reexport_id = x.id
+) n
+cross join lateral (
+    select {schema}.measure_sent(x.marks, x.sent) as measured
+    where x.state not in ('cancelled', 'finished')
+    union all
+    select null where x.state in ('cancelled', 'finished')
+) m
 
 -- name: reexport_progress
 {progress}

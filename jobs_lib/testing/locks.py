@@ -35,10 +35,8 @@ def _write_checked(
     value: bytes | None,
     version: int | None,
     headers: Mapping[str, str] | None,
-    entity: str | None = None,
 ) -> Steps[int]:
-    # What the relay reads when the record leaves is never old.
-    for table in topic.sources if entity is None else []:
+    for table in topic.sources:
         rows = yield Fetch(topic._statements["kit_locks"], {"table": table})
         if rows and rows[0][0] == "no":
             raise AssertionError(
@@ -48,4 +46,4 @@ def _write_checked(
                 "send_current. (The pytest option jobs_lib_check_locks = false turns "
                 "this off.)"
             )
-    return (yield from _write(topic, key, value, version, headers, entity))
+    return (yield from _write(topic, key, value, version, headers))

@@ -49,6 +49,7 @@ PAGES = {
         *("Topic.send", "Topic.send_many", "Topic.tombstone", "Topic.send_current"),
     ],
     "periodic.md": ["App.periodic"],
+    "reexport.md": ["App.reexport_changes"],
     "read-your-writes.md": [
         *("App.answers", "Answers.valid_since", "Answers.wait_for", "Answers.put"),
         *("Answers.newer", "Answers.merge", "EntityState"),

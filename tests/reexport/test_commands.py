@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import types
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from jobs_lib import reexport as api
 from jobs_lib.app import App
-from jobs_lib.cli import reexport as module
 from jobs_lib.cli.reexport import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.settings import Settings
@@ -144,23 +142,6 @@ def test_watch_stays_until_the_end(database, run):
     make_table(database, [])
     output = run("start", "aircraft", "--rate", "60", "--engine", "sql", "--watch")
     assert "finished, 0 sent" in output
-
-
-def test_watch_measures_the_rate_of_the_last_minute(monkeypatch):
-    now = 100.0
-    clock = types.SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(module, "time", clock)
-    speed = module._Speed()
-    assert speed.describe(0) == ""
-    now += 4.0
-    assert speed.describe(10) == ""
-    now += 6.0
-    assert speed.describe(30) == ", measured 180/min"
-    now += 60.0
-    # Only what has left since the look a minute ago.
-    assert speed.describe(130) == ", measured 100/min"
-    now += 30.0
-    assert speed.describe(130) == ", measured 0/min"
 
 
 def test_watch_tells_why_the_load_failed(database, run):
