@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jobs_lib import reexport
 from jobs_lib.reexport.run import AHEAD, CHUNK
+from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.loader import Target, load_with_spark
 from spark_bridge.session import open_session
 
@@ -89,6 +90,8 @@ def start(
     watch_lag: LagLimit | None = None,
     keep: float = KEEP,
     on_progress: Callable[[Progress], None] | None = None,
+    snapshot: bool = False,
+    hold_for: float = HOLD_SECONDS,
 ) -> Progress:
     """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
 
@@ -106,6 +109,9 @@ def start(
         watch_lag: a group, and the lag above which it pauses the re-export.
         keep: seconds for which Spark is kept while nothing is to be loaded.
         on_progress: called before each wave of ranges and at the end.
+        snapshot: load the keys that the table has at one moment; see the page about
+            re-exports.
+        hold_for: seconds for which the snapshot may be held.
 
     Raises:
         ReexportError: it cannot be planned, begun or loaded as asked.
@@ -121,4 +127,6 @@ def start(
             ahead=ahead,
             watch_lag=watch_lag,
             on_progress=on_progress,
+            snapshot=snapshot,
+            hold_for=hold_for,
         )

@@ -22,6 +22,7 @@ from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import read_committed
 from jobs_lib.reexport.control import REACHED, check_rate
 from jobs_lib.reexport.run import CHUNK
+from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
 
@@ -121,6 +122,17 @@ def plan(
     metavar="GROUP:RECORDS",
     help="Pause while this group of the topic is further behind.",
 )
+@click.option(
+    "--snapshot", is_flag=True, help="Load the keys that the table has at one moment."
+)
+@click.option(
+    "--hold-for",
+    type=float,
+    default=HOLD_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Hold the snapshot for so long, at most.",
+)
 @click.option("--dry-run", is_flag=True, help="As `plan`.")
 @click.option("--watch", is_flag=True, help="Show the progress until the end.")
 @json_option
@@ -136,6 +148,8 @@ def start(
     ranges: int | None,
     chunk: int,
     limit: str | None,
+    snapshot: bool,
+    hold_for: float,
     dry_run: bool,
     watch: bool,
     as_json: bool,
@@ -160,6 +174,8 @@ def start(
             ranges=ranges,
             chunk=chunk,
             watch_lag=watched,
+            snapshot=snapshot,
+            hold_for=hold_for,
             on_progress=None if as_json else _once(_print_begin),
         )
 
@@ -301,6 +317,7 @@ def _print_begin(progress: Progress) -> None:
         f"{progress.ranges - progress.loaded_ranges} of {progress.ranges} ranges",
         err=True,
     )
+    _print_lost(progress)
 
 
 def _once(function: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -443,6 +460,15 @@ def _print_readers(topic: str, readers: Readers) -> None:
         click.echo(f"  {readers.left_out:,} other groups were not asked")
 
 
+def _print_lost(progress: Progress) -> None:
+    if progress.snapshot is False:
+        click.echo(
+            "its snapshot ended with the loader that held it: the keys that were "
+            "loaded since then are those of a later moment",
+            err=True,
+        )
+
+
 def _print(progress: Progress, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(progress), default=str))
@@ -455,6 +481,7 @@ def _print(progress: Progress, as_json: bool) -> None:
     )
     if progress.measured is not None:
         click.echo(f"measured: {progress.measured:,} records a minute")
+    _print_lost(progress)
     if progress.lag_group is not None:
         known = "not known yet" if progress.lag is None else f"{progress.lag:,}"
         click.echo(

@@ -70,6 +70,8 @@ class Progress:
     measured: int | None = None
     """Records a minute, as they were sent in the last minute, or since the first one
     was sent; None if that is too short to tell, or if it has ended."""
+    snapshot: bool | None = None
+    """Whether the loaded keys are those of one moment; None: nobody asked for that."""
 
     @property
     def ended(self) -> bool:

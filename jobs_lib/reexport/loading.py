@@ -11,6 +11,7 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import KEY_LIMIT
 from jobs_lib.partitioner import choose_partitions
 from jobs_lib.reexport.chunks import CHUNK_TYPE
+from jobs_lib.reexport.snapshot import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ class Loading:
     home: str
     """The topic whose partitions are the origins of the chunk jobs."""
     partitions: int
+    snapshot: str | None = None
+    """The server's name of the snapshot that shows the keys; None: the latest state."""
 
 
 class Keys(Protocol):
@@ -116,27 +119,30 @@ def load_range(
             read and written in columns.
 
     Raises:
-        ReexportError: there is no such range, or no such re-export any more.
+        ReexportError: there is no such range, or no such re-export any more; or
+            another loader has taken or lost the snapshot.
     """
+    read = read or KeyList.read
+    keys = None
+    if loading.snapshot is not None:
+        # In a transaction of its own. One that reads an old snapshot could not update
+        # rows that other loaders have changed since.
+        bounds = _find_bounds(connection, queries, loading, number)
+        if bounds is None:
+            return None
+        with reading(connection, queries, loading.snapshot):
+            connection.execute(queries["settle_text_forms"])
+            keys = read(connection, queries, loading.source, *bounds)
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
-        found = connection.execute(
-            queries["lock_range"], this | {"started_at": loading.started_at}
-        ).fetchone()
-        if found is None:
-            raise ReexportError(
-                f"the re-export {loading.reexport} that began at "
-                f"{loading.started_at.isoformat()} has no range {number}: it was "
-                "deleted, or the server has lost its last commits. Start it again"
-            )
-        lower, upper, loaded, state = found
-        if loaded or state in ("cancelled", "finished"):
+        bounds = _find_bounds(connection, queries, loading, number)
+        if bounds is None:
             return None
-        connection.execute(queries["settle_text_forms"])
-        # COPY in and COPY out cannot share a connection, so the keys are read into
-        # memory first. A range is small enough for that.
-        read = read or KeyList.read
-        keys = read(connection, queries, loading.source, lower, upper)
+        if keys is None:
+            connection.execute(queries["settle_text_forms"])
+            # COPY in and COPY out cannot share a connection, so the keys are read into
+            # memory first. A range is small enough for that.
+            keys = read(connection, queries, loading.source, *bounds)
         keys.check()
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
             for block in keys.encode(loading):
@@ -144,9 +150,38 @@ def load_range(
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
         # Last, because all loaders and the relay share this row: the lock is short.
-        connection.execute(queries["lock_reexport"], this)
+        locked = connection.execute(queries["lock_reexport"], this).fetchone()
+        if locked is not None and locked[0] != loading.snapshot:
+            raise ReexportError(
+                f"the re-export {loading.reexport} was started once more, with or "
+                "without a snapshot, and is loaded by that start: this one has ended"
+            )
         connection.execute(queries["count_range"], this)
     return len(keys)
+
+
+def _find_bounds(
+    connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
+) -> tuple[str | None, str | None] | None:
+    """Lock the range's row; return its bounds, or None if there is nothing to load."""
+    found = connection.execute(
+        queries["lock_range"],
+        {
+            "reexport": loading.reexport,
+            "range": number,
+            "started_at": loading.started_at,
+        },
+    ).fetchone()
+    if found is None:
+        raise ReexportError(
+            f"the re-export {loading.reexport} that began at "
+            f"{loading.started_at.isoformat()} has no range {number}: it was "
+            "deleted, or the server has lost its last commits. Start it again"
+        )
+    lower, upper, loaded, state = found
+    if loaded or state in ("cancelled", "finished"):
+        return None
+    return lower, upper
 
 
 def encode_chunks(

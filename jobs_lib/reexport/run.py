@@ -17,6 +17,14 @@ from jobs_lib.reexport.control import (
 )
 from jobs_lib.reexport.loading import Loading, SqlEngine
 from jobs_lib.reexport.plan import plan_ranges
+from jobs_lib.reexport.snapshot import (
+    HOLD_SECONDS,
+    Hold,
+    check_hold,
+    check_keys,
+    hold_snapshot,
+    refuse_lost,
+)
 from jobs_lib.reexport.source import find_source
 from jobs_lib.reexport.window import Window, find_rate, find_span
 
@@ -74,6 +82,8 @@ def start(
     ahead: int = AHEAD,
     watch_lag: LagLimit | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    snapshot: bool = False,
+    hold_for: float = HOLD_SECONDS,
 ) -> Progress:
     """Begin a re-export and load it, or continue one that was interrupted.
 
@@ -93,14 +103,28 @@ def start(
         watch_lag: a group, and the lag above which it pauses the re-export; see
             :func:`watch_lag`. Defaults to none, or to that of the unfinished one.
         on_progress: called before each wave of ranges and at the end.
+        snapshot: load the keys that the table has at one moment. Not for long loads:
+            VACUUM cannot remove dead rows meanwhile.
+        hold_for: seconds for which the snapshot may be held.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
     """
+    hold = Hold(hold_for, ahead) if snapshot else None
     begun = begin(
-        database, entity, rate=rate, ranges=ranges, chunk=chunk, watch_lag=watch_lag
+        database,
+        entity,
+        rate=rate,
+        ranges=ranges,
+        chunk=chunk,
+        watch_lag=watch_lag,
+        hold=hold,
     )
-    return load(database, begun, engine or SqlEngine(), ahead, on_progress)
+    engine = engine or SqlEngine()
+    if hold is None:
+        return load(database, begun, engine, ahead, on_progress)
+    with hold_snapshot(database, begun, hold.seconds) as held:
+        return load(database, held, engine, ahead, on_progress)
 
 
 def begin(
@@ -111,6 +135,7 @@ def begin(
     ranges: int | None = None,
     chunk: int = CHUNK,
     watch_lag: LagLimit | None = None,
+    hold: Hold | None = None,
 ) -> Begun:
     """Plan a re-export and store it, or find the unfinished one and set its rate.
 
@@ -121,6 +146,7 @@ def begin(
         ranges: the number of ranges.
         chunk: keys in one job.
         watch_lag: as for :func:`start`.
+        hold: refuse what would hold a snapshot for longer.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
@@ -131,6 +157,8 @@ def begin(
         check_lag_limit(watch_lag)
     if not 1 <= chunk <= 10_000:
         raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
+    if hold is not None:
+        check_hold(database, hold)
     queries = database.queries
     with database.connect("re-export") as connection:
         topic, partitions = _read_home(connection, queries)
@@ -139,6 +167,8 @@ def begin(
         if unfinished is None:
             plan = plan_ranges(connection, queries, entity, ranges)
             source = plan.source
+            if hold is not None:
+                check_keys(plan.total, hold)
             with connection.transaction():
                 topic, partitions = _read_home(connection, queries)
                 per_minute = _find_rate(rate, plan.total)
@@ -165,7 +195,9 @@ def begin(
                 f"another re-export of {entity.name!r} began and ended while this one "
                 "was planned: start it again"
             )
-        left = read_progress(connection, queries, unfinished[0]).left
+        progress = read_progress(connection, queries, unfinished[0])
+        _settle_snapshot(connection, queries, progress, hold)
+        left = progress.left
         connection.execute(
             queries["change_rate"],
             {"reexport": unfinished[0], "rate": _find_rate(rate, left)},
@@ -280,6 +312,21 @@ def _watch(
         connection.execute(
             queries["change_lag_limit"], {"reexport": reexport, **values}
         )
+
+
+def _settle_snapshot(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    progress: Progress,
+    hold: Hold | None,
+) -> None:
+    """Refuse a snapshot of the rest of a table, or note that the rest has none."""
+    if hold is None:
+        connection.execute(queries["lose_snapshot"], {"reexport": progress.id})
+        return
+    check_keys(progress.total, hold)
+    if 0 < progress.loaded_ranges < progress.ranges:
+        raise refuse_lost(progress.id, progress.loaded_ranges)
 
 
 def _count_keys(pending: Sequence[tuple[int, int]]) -> int:

@@ -107,6 +107,32 @@ select %(reexport)s, (r.n - 1)::int, r.lower, r.upper, r.keys
 from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
     with ordinality as r(lower, upper, keys, n)
 
+-- name: begin_snapshot
+begin isolation level repeatable read read only
+
+-- name: export_snapshot
+-- The holder waits in its transaction, which servers may limit.
+with unlimited as materialized (
+    select set_config(name, '0', true) from pg_settings
+    where name in ('idle_in_transaction_session_timeout', 'transaction_timeout')
+)
+select pg_export_snapshot() from (select count(*) from unlimited) u
+
+-- name: count_loaded_ranges
+select count(loaded_at), count(*) from {schema}.reexport_ranges
+where reexport_id = %(reexport)s
+
+-- name: note_snapshot
+update {schema}.reexports set snapshot = %(snapshot)s where id = %(reexport)s
+
+-- name: lose_snapshot
+-- The ranges that are still to be loaded are of a later moment.
+update {schema}.reexports x set snapshot = 'lost'
+where x.id = %(reexport)s and x.snapshot <> 'lost' and exists (
+    select from {schema}.reexport_ranges r
+    where r.reexport_id = x.id and r.loaded_at is null
+)
+
 -- name: find_unfinished
 select x.id, x.started_at, exists (
     select from {schema}.reexport_ranges r where r.reexport_id = x.id
@@ -143,7 +169,8 @@ where reexport_id = %(reexport)s and range = %(range)s
 
 -- name: lock_reexport
 -- A statement of its own: the next one must see what others have committed meanwhile.
-select id from {schema}.reexports where id = %(reexport)s for update
+-- Returns the snapshot that all ranges are loaded from, if there is one.
+select nullif(snapshot, 'lost') from {schema}.reexports where id = %(reexport)s for update
 
 -- name: count_range
 update {schema}.reexports x set
@@ -287,7 +314,7 @@ select
             * 60 / nullif(least(x.rate * 0.975, m.measured), 0)
     ) end,
     x.finished_at, x.total + n.uncounted, x.lag_group, x.lag_limit, x.lag, x.lagging,
-    m.measured::int
+    m.measured::int, x.snapshot <> 'lost'
 from {schema}.reexports x
 left join lateral (
     select sum(r.keys) as keys, count(*) as ranges, count(r.loaded_at) as loaded

@@ -15,9 +15,9 @@ depends_on = None
 
 UPGRADE = """
 alter table reexports
-    -- Null: its ranges are of different moments. 'held': all are of one snapshot, as
-    -- long as its loader lives. 'lost': the loader is gone, and the snapshot with it.
-    add column snapshot text collate "C" check (snapshot in ('held', 'lost'));
+    -- The snapshot from which a loader reads all ranges; 'lost' if others were loaded
+    -- without it after that loader had ended. Null: nobody asked for one.
+    add column snapshot text collate "C";
 
 -- The text of a row's key, as re-exports write it, whatever the caller's session has
 -- set: that of its column; or the JSON array of the texts of several columns. It is
