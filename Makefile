@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv check test test-all stress demo demo-payments docs clean \
-	bench-peers bench-jobs bench-ownership bench-relay bench-consume bench-gates
+	bench-peers bench-jobs bench-ownership bench-relay bench-consume bench-gates bench-spark
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -62,6 +62,9 @@ bench-consume: venv ## Measure consumers: records a second, latency, kills
 
 bench-gates: venv ## Measure gates between services, and streams
 	$(BIN)/python -m benchmarks.gates
+
+bench-spark: venv ## Measure re-exports: planning, and loading by Spark
+	$(BIN)/python -m benchmarks.spark
 
 bench-ownership: venv ## Measure take-overs, rebalances, zombies and several executors
 	$(BIN)/python -m benchmarks.ownership

@@ -8,6 +8,7 @@ import pytest
 from jobs_lib import reexport
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.postgres.database import Database
+from jobs_lib.reexport.snapshot import hold_snapshot
 from spark_bridge import SparkEngine, start
 from spark_bridge.loader import RESULT, Target, load_with_spark, make_task
 from tests.reexport.helpers import (
@@ -20,17 +21,29 @@ from tests.reexport.helpers import (
 
 KEYS = [f"N{n:05}" for n in range(5_000)]
 
-# Fails the first updates of a range, in any process: a sequence keeps its count when
-# its transaction is rolled back.
+# Fails three times, in any process: a sequence keeps its count when its transaction is
+# rolled back.
 FAILING = """
     create sequence failures;
     create function fail() returns trigger language plpgsql as $$ begin
-        if nextval('failures') <= 3 then raise 'killed before the commit'; end if;
+        if nextval('failures') <= 3 then raise 'killed'; end if;
         return null;
     end $$;
-    create constraint trigger killed after update on jobs_lib.reexport_ranges
-    deferrable initially deferred for each row execute function fail();
 """
+WHEN = {
+    "before the first row": (
+        "create trigger killed before insert on jobs_lib.jobs"
+        " for each statement execute function fail()"
+    ),
+    "behind the last row": (
+        "create trigger killed after insert on jobs_lib.jobs"
+        " for each statement execute function fail()"
+    ),
+    "at the commit": (
+        "create constraint trigger killed after update on jobs_lib.reexport_ranges"
+        " deferrable initially deferred for each row execute function fail()"
+    ),
+}
 
 
 @pytest.fixture
@@ -66,10 +79,14 @@ def test_a_second_run_changes_nothing(spark, database, begun):
     assert loaded_keys(database) == KEYS
 
 
-@pytest.mark.guarantee("X6")
-def test_tasks_that_fail_before_their_commit_are_tried_again(spark, database, begun):
+@pytest.mark.guarantee("X6", "I33")
+@pytest.mark.parametrize("when", WHEN)
+def test_tasks_that_fail_before_their_commit_are_tried_again(
+    spark, database, begun, when
+):
     with database.connect("test") as connection:
         connection.execute(FAILING)
+        connection.execute(WHEN[when])
     target = Target(database.url, database.schema)
     assert load_with_spark(spark, target, begun.loading, range(10)) == 5_000
     assert query(database, "select last_value from failures") == [(13,)]
@@ -92,6 +109,27 @@ def test_tasks_that_fail_after_their_commit_load_nothing_twice(spark, database, 
     # The second attempts do not report ranges that the first ones have loaded.
     assert returned == []
     assert reexport.status(database, "aircraft").loaded == 5_000
+    assert loaded_keys(database) == KEYS
+
+
+@pytest.mark.guarantee("X6", "I33")
+def test_two_tasks_at_once_for_each_range_load_it_once(spark, database, begun):
+    # As Spark begins a second task beside one that it takes for slow.
+    places = spark.range(0, 10, 1, 1)
+    task = make_task(Target(database.url, database.schema), begun.loading, range(10))
+    returned = places.union(places).mapInArrow(task, RESULT).collect()
+    assert sorted(row["range"] for row in returned) == [*range(10)]
+    assert sum(row["keys"] for row in returned) == 5_000
+    assert loaded_keys(database) == KEYS
+
+
+@pytest.mark.guarantee("X3")
+def test_tasks_read_the_snapshot_that_the_driver_holds(spark, database, begun):
+    with hold_snapshot(database, begun, 600) as held:
+        query(database, "delete from aircraft where tail < 'N02' returning 1")
+        query(database, "insert into aircraft values ('N9') returning 1")
+        target = Target(database.url, database.schema)
+        assert load_with_spark(spark, target, held.loading, range(10)) == 5_000
     assert loaded_keys(database) == KEYS
 
 

@@ -1,0 +1,1 @@
+"""The pieces of `make bench-spark`, a file for each subject."""
