@@ -6,7 +6,6 @@ import dataclasses
 import json
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -18,9 +17,7 @@ from jobs_lib import reexport as api
 from jobs_lib.app import load_app
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
-from jobs_lib.kafka.lag import find_readers
-from jobs_lib.kafka.places import read_committed
-from jobs_lib.reexport.control import REACHED, check_rate
+from jobs_lib.operating.reexports import choose_rate, find_limit, look_ahead
 from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.engine import KEEP
@@ -28,6 +25,7 @@ from spark_bridge.engine import start as start_reexport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from jobs_lib.app import App
     from jobs_lib.kafka.lag import Readers
@@ -87,7 +85,7 @@ def plan(
 ) -> None:
     """Show the ranges, the rate, the end, and who reads the topic; change nothing."""
     app, entity = _find(path, name)
-    _print_plan(app, entity, _choose(rate, window, tz), ranges, as_json)
+    _print_plan(app, entity, choose_rate(rate, window, tz), ranges, as_json)
 
 
 @reexport.command()
@@ -156,8 +154,8 @@ def start(
 ) -> None:
     """Begin a re-export, or continue one that was interrupted."""
     app, entity = _find(path, name)
-    chosen = _choose(rate, window, tz)
-    watched = None if limit is None else _find_limit(app, entity, limit)
+    chosen = choose_rate(rate, window, tz)
+    watched = None if limit is None else find_limit(app, entity, limit)
     if dry_run:
         _print_plan(app, entity, chosen, ranges, as_json)
         return
@@ -227,7 +225,7 @@ def list_all(path: str, limit: int, as_json: bool) -> None:
 def watch_lag(name: str, limit: str, path: str, as_json: bool) -> None:
     """Pause it while a group that reads its topic is further behind than this."""
     app, entity = _find(path, name)
-    watched = None if limit == "off" else _find_limit(app, entity, limit)
+    watched = None if limit == "off" else find_limit(app, entity, limit)
     _print(api.watch_lag(app.database(), name, watched), as_json)
 
 
@@ -281,33 +279,6 @@ def _find(path: str, name: str) -> tuple[App, Entity]:
 
 def _database(path: str, name: str) -> Database:
     return _find(path, name)[0].database()
-
-
-def _choose(rate: int | None, window: str | None, tz: str | None) -> int | api.Window:
-    """The rate that the options name, or the window."""
-    if (rate is None) == (window is None):
-        raise ReexportError(
-            "say how fast it is: either --rate, in records a minute, or --window, such "
-            "as 22:00-06:00"
-        )
-    if rate is not None:
-        return check_rate(rate)
-    assert window is not None
-    return api.parse_window(window, tz)
-
-
-def _find_limit(app: App, entity: Entity, text: str) -> api.LagLimit:
-    """Parse a limit, and refuse a group that does not read the topic."""
-    limit = api.parse_lag_limit(text)
-    topic = entity.topic.name
-    if not read_committed(app.settings, limit.group, topic):
-        known = [one.group for one in find_readers(app.settings, topic).groups]
-        raise ReexportError(
-            f"the group {limit.group!r} has committed no offset of {topic!r}, so its "
-            f"lag says nothing (groups that have: {', '.join(known) or 'none'}): give "
-            "one of these"
-        )
-    return limit
 
 
 def _print_begin(progress: Progress) -> None:
@@ -408,26 +379,11 @@ def _print_plan(
     ranges: int | None,
     as_json: bool,
 ) -> None:
-    database = app.database()
-    with database.connect("re-export plan") as connection:
-        plan = api.plan_ranges(connection, database.queries, entity, ranges)
-    begins, window = datetime.now(UTC), None
-    if not isinstance(rate, int):
-        window = api.find_span(rate)
-        begins, rate = window.begin, api.find_rate(plan.total, window)
-    minutes = plan.total / (rate * REACHED)
-    ends = begins + timedelta(minutes=minutes)
-    readers = None
-    if app.settings.kafka_bootstrap_servers:
-        readers = find_readers(app.settings, entity.topic.name)
+    found = look_ahead(app, entity, rate, ranges)
     if as_json:
-        shown = {"entity": entity.name, "topic": entity.topic.name, "rate": rate}
-        shown |= {"total": plan.total, "begins": begins.isoformat()}
-        shown |= {"eta": ends.isoformat()}
-        shown |= {"ranges": [dataclasses.asdict(piece) for piece in plan.ranges]}
-        groups = None if readers is None else [one._asdict() for one in readers.groups]
-        click.echo(json.dumps(shown | {"groups": groups}))
+        click.echo(json.dumps(found.as_dict()))
         return
+    plan, window = found.plan, found.window
     click.echo(
         f"{plan.total:,} keys of {entity.source}.{', '.join(entity.columns)} "
         f"({', '.join(plan.source.types)}) to "
@@ -438,16 +394,16 @@ def _print_plan(
         click.echo(f"  range {number}: from {lower} up to {upper}: {piece.keys:,} keys")
     if len(plan.ranges) > _SHOWN_RANGES:
         click.echo(f"  and {len(plan.ranges) - _SHOWN_RANGES} more")
-    if readers is not None:
-        _print_readers(entity.topic.name, readers)
+    if found.readers is not None:
+        _print_readers(entity.topic.name, found.readers)
     if window is not None:
         click.echo(
             f"the window {window.begin:%H:%M}-{window.end:%H:%M} has "
-            f"{window.minutes:,.0f} minutes: --rate {rate}"
+            f"{window.minutes:,.0f} minutes: --rate {found.rate}"
         )
     click.echo(
-        f"at {rate:,} records a minute it takes {minutes:,.1f} minutes{_until(ends)}; "
-        "nothing was changed"
+        f"at {found.rate:,} records a minute it takes {found.minutes:,.1f} minutes"
+        f"{_until(found.ends)}; nothing was changed"
     )
 
 

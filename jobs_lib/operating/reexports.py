@@ -1,0 +1,112 @@
+"""Read and check what is asked of re-exports, for commands and for the web app."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib import reexport as api
+from jobs_lib.errors import ReexportError
+from jobs_lib.kafka.lag import find_readers
+from jobs_lib.kafka.places import read_committed
+from jobs_lib.reexport.control import REACHED, check_rate
+
+if TYPE_CHECKING:
+    from jobs_lib.app import App
+    from jobs_lib.kafka.lag import Readers
+    from jobs_lib.outbox.topic import Entity
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outlook:
+    """A plan, with the time that it takes and who reads the topic."""
+
+    entity: Entity
+    plan: api.Plan
+    rate: int
+    begins: datetime
+    window: api.Span | None
+    readers: Readers | None
+
+    @property
+    def minutes(self) -> float:
+        """How long it takes."""
+        return self.plan.total / (self.rate * REACHED)
+
+    @property
+    def ends(self) -> datetime:
+        """When it ends."""
+        return self.begins + timedelta(minutes=self.minutes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        groups = None if self.readers is None else self.readers.groups
+        return {
+            "entity": self.entity.name,
+            "topic": self.entity.topic.name,
+            "rate": self.rate,
+            "total": self.plan.total,
+            "begins": self.begins.isoformat(),
+            "eta": self.ends.isoformat(),
+            "ranges": [dataclasses.asdict(piece) for piece in self.plan.ranges],
+            "groups": None if groups is None else [one._asdict() for one in groups],
+        }
+
+
+def look_ahead(
+    app: App, entity: Entity, rate: int | api.Window, ranges: int | None
+) -> Outlook:
+    """Plan a re-export, and change nothing.
+
+    Raises:
+        ReexportError: it cannot be planned as asked.
+    """
+    database = app.database()
+    with database.connect("re-export plan") as connection:
+        plan = api.plan_ranges(connection, database.queries, entity, ranges)
+    begins, window = datetime.now(UTC), None
+    if not isinstance(rate, int):
+        window = api.find_span(rate)
+        begins, rate = window.begin, api.find_rate(plan.total, window)
+    readers = None
+    if app.settings.kafka_bootstrap_servers:
+        readers = find_readers(app.settings, entity.topic.name)
+    return Outlook(entity, plan, rate, begins, window, readers)
+
+
+def choose_rate(
+    rate: int | None, window: str | None, tz: str | None
+) -> int | api.Window:
+    """Return the rate or the window that is given.
+
+    Raises:
+        ReexportError: there is neither, or both, or it is out of range.
+    """
+    if (rate is None) == (window is None):
+        raise ReexportError(
+            "say how fast it is: either --rate, in records a minute, or --window, such "
+            "as 22:00-06:00"
+        )
+    if rate is not None:
+        return check_rate(rate)
+    assert window is not None
+    return api.parse_window(window, tz)
+
+
+def find_limit(app: App, entity: Entity, text: str) -> api.LagLimit:
+    """Parse a limit, and refuse a group that does not read the topic.
+
+    Raises:
+        ReexportError: it is no limit, or the group has committed nothing there.
+    """
+    limit = api.parse_lag_limit(text)
+    topic = entity.topic.name
+    if not read_committed(app.settings, limit.group, topic):
+        known = [one.group for one in find_readers(app.settings, topic).groups]
+        raise ReexportError(
+            f"the group {limit.group!r} has committed no offset of {topic!r}, so its "
+            f"lag says nothing (groups that have: {', '.join(known) or 'none'}): give "
+            "one of these"
+        )
+    return limit

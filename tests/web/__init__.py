@@ -1,0 +1,3 @@
+"""Tests of the web apps."""
+
+from __future__ import annotations
