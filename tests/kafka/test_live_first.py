@@ -1,0 +1,66 @@
+"""A live record passes a re-export that nothing limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.partitioner import choose_shard
+from tests.support.apps import make_app, running
+from tests.support.records import read_topic
+
+pytestmark = [pytest.mark.expects("fenced"), pytest.mark.timeout(300)]
+
+ROWS, BLOCK = 6_000, 100
+
+
+@pytest.mark.guarantee("W34")
+def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
+    database_url, bootstrap_servers, topic, admin, connect, database, wait_for
+):
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    states = app.topic(topic(1), value=int, compacted=True)
+    app.entity(states, source="items", key="id")(
+        lambda _connection, keys: dict.fromkeys(keys, 1)
+    )
+    # All in one shard, whose blocks leave one after the other.
+    shard = choose_shard(states.name, "live-0", 16)
+    keys = [f"live-{n}" for n in range(400)]
+    keys = [key for key in keys if choose_shard(states.name, key, 16) == shard]
+    (number,) = admin.execute(
+        "insert into jobs_lib.reexports (entity, topic, state, rate, total)"
+        " values ('items', %s, 'running', 10000000, %s) returning id",
+        (states.name, ROWS),
+    ).fetchone()
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, class, topic, key, entity, cause,"
+        " reexport_id) select %s, 1, %s, 'batch-' || n, 'items', 'reexport', %s"
+        " from generate_series(1, %s) n",
+        (shard, states.name, number, ROWS),
+    )
+    committed: dict[str, int] = {}
+    with running(app, "relay"), connect() as connection:
+        for part, key in enumerate(keys[:10], 1):
+            wait_for(
+                lambda part=part: (
+                    reexport.status(database, "items").sent >= part * ROWS // 20
+                ),
+                timeout=120,
+                what=lambda: f"some are sent: {reexport.status(database, 'items')}",
+            )
+            states.send(connection, key=key, value=1)
+            connection.commit()
+            # What is deleted by now had left before.
+            committed[key] = reexport.status(database, "items").sent
+        wait_for(
+            lambda: reexport.status(database, "items").state == "finished",
+            timeout=120,
+            what=lambda: f"all are sent: {reexport.status(database, 'items')}",
+        )
+    sent = [record.key for record in read_topic(bootstrap_servers, states.name)]
+    for key, before in committed.items():
+        ahead = [one for one in sent[: sent.index(key)] if one.startswith("batch-")]
+        # The block under way, and one that was read just before the commit.
+        assert len(ahead) - before <= 2 * BLOCK, key
+    # They met: it was not over before the first of them.
+    assert min(committed.values()) < ROWS - 10 * BLOCK
