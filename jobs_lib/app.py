@@ -300,9 +300,11 @@ class App(
     def _declare_chunks(self) -> None:
         """Declare the job type that loads a chunk of a re-export, once."""
         from jobs_lib.reexport import CHUNK_TYPE, chunk_handler
+        from jobs_lib.reexport.chunks import STALE_TYPE, stale_handler
 
         if CHUNK_TYPE not in self.jobs:
             self.job(name=CHUNK_TYPE)(chunk_handler(self._load_queries))
+            self.job(name=STALE_TYPE)(stale_handler(self._load_queries))
 
 
 @cache  # every enqueue calls it, and a repeated import takes ten times as long

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from jobs_lib.reexport import LagLimit, Window, parse_window
+from jobs_lib.reexport.move import end_move
 from spark_bridge.engine import SparkEngine, start
+from spark_bridge.repairs import start_move, start_rebuild, start_stale
 from spark_bridge.session import open_session
 
 __all__ = [
     "LagLimit",
     "SparkEngine",
     "Window",
+    "end_move",
     "open_session",
     "parse_window",
     "start",
+    "start_move",
+    "start_rebuild",
+    "start_stale",
 ]

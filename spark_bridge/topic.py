@@ -102,29 +102,39 @@ def read_topic(spark: Any, part: TopicPart) -> Any:
     return spark.read.format(source.name()).load()
 
 
-def find_newest(records: Any) -> Any:
-    """Find the newest record of each key; records without a readable key are left out.
+def find_newest(records: Any, *, keyless: bool = False) -> Any:
+    """Find the newest record of each key.
 
     Within a partition the last record is the newest. A key that has records in several
     partitions, since the topic has grown, is where its version is the highest.
 
     Args:
         records: a DataFrame of :func:`read_topic`.
+        keyless: whether there is also a row with the key null, if some records have no
+            readable key.
 
     Returns a DataFrame with the columns ``key``, ``partition``, ``offset``, ``version``
-    and ``tombstone``, and ``value`` if the records have one.
+    and ``tombstone``, and ``value`` if the records have one; and of all records of the
+    key the ``highest`` version, and the number of ``records``.
     """
     from pyspark.sql import functions as f
 
     columns = [name for name in records.columns if name != "key"]
-    keyed = records.where(f.col("key").isNotNull())
+    keyed = records if keyless else records.where(f.col("key").isNotNull())
     # Spark groups by the key alone afterwards, without another exchange.
     last = keyed.groupBy("key", "partition").agg(
-        f.max_by(f.struct(*columns), f.col("offset")).alias("last")
+        f.max_by(f.struct(*columns), f.col("offset")).alias("last"),
+        f.max("version").alias("highest"),
+        f.count(f.lit(1)).alias("records"),
     )
     rank = f.struct(f.coalesce("last.version", f.lit(-1)), f.col("last.offset"))
-    newest = last.groupBy("key").agg(f.max_by("last", rank).alias("newest"))
-    return newest.select("key", *(f.col(f"newest.{name}") for name in columns))
+    newest = last.groupBy("key").agg(
+        f.max_by("last", rank).alias("newest"),
+        f.max("highest").alias("highest"),
+        f.sum("records").alias("records"),
+    )
+    of_newest = (f.col(f"newest.{name}") for name in columns)
+    return newest.select("key", *of_newest, "highest", "records")
 
 
 def _make_source(part: TopicPart) -> type[Any]:

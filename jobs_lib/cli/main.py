@@ -29,7 +29,8 @@ class LazyGroup(click.Group):
         "outbox": "jobs_lib.cli.outbox",
         "readmodel": "jobs_lib.cli.readmodel",
         "dev": "jobs_lib.cli.dev",
-        "reexport": "jobs_lib.cli.reexport",
+        # It adds commands to the group that it imports.
+        "reexport": "jobs_lib.cli.repairs",
         "schemas": "jobs_lib.cli.schemas",
         "topics": "jobs_lib.cli.topics",
         "where": "jobs_lib.cli.where",

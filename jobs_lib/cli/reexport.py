@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -22,6 +22,7 @@ from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
+from spark_bridge.repairs import start_move
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.app import App
     from jobs_lib.kafka.lag import Readers
-    from jobs_lib.outbox.topic import Entity
+    from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import Progress
 
@@ -131,6 +132,7 @@ def plan(
     metavar="SECONDS",
     help="Hold the snapshot for so long, at most.",
 )
+@click.option("--topic", help="Fill this new topic, and feed both until `switch`.")
 @click.option("--dry-run", is_flag=True, help="As `plan`.")
 @click.option("--watch", is_flag=True, help="Show the progress until the end.")
 @json_option
@@ -148,6 +150,7 @@ def start(
     limit: str | None,
     snapshot: bool,
     hold_for: float,
+    topic: str | None,
     dry_run: bool,
     watch: bool,
     as_json: bool,
@@ -160,8 +163,21 @@ def start(
         _print_plan(app, entity, chosen, ranges, as_json)
         return
     database = app.database()
+    goal = None if topic is None else _find_topic(app, path, topic)
 
     def load() -> Progress:
+        if goal is not None:
+            return start_move(
+                database,
+                app.settings,
+                entity,
+                goal,
+                rate=chosen,
+                engine="sql" if engine == "sql" else "spark",
+                master=master,
+                chunk=chunk,
+                watch_lag=watched,
+            )
         return start_reexport(
             database,
             entity,
@@ -279,6 +295,17 @@ def _find(path: str, name: str) -> tuple[App, Entity]:
 
 def _database(path: str, name: str) -> Database:
     return _find(path, name)[0].database()
+
+
+def _find_topic(app: App, path: str, name: str) -> Topic[Any]:
+    found = [one for one in app.topics.values() if name in (one.declared, one.name)]
+    if not found:
+        known = ", ".join(sorted(one.declared for one in app.topics.values()))
+        raise ReexportError(
+            f"{path} declares no topic {name!r} (declared: {known}): declare it with "
+            "app.topic"
+        )
+    return found[0]
 
 
 def _print_begin(progress: Progress) -> None:

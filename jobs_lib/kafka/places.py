@@ -236,6 +236,16 @@ def keeps_all_keys(settings: Settings, topic: str) -> bool:
         AccessError: Kafka denies the right to describe the topic's settings.
         TopicError: they cannot be read.
     """
+    return read_policy(settings, topic) == "compact"
+
+
+def read_policy(settings: Settings, topic: str) -> str:
+    """Read how a topic is cleaned up: ``compact``, ``delete``, or both with a comma.
+
+    Raises:
+        AccessError: Kafka denies the right to describe the topic's settings.
+        TopicError: they cannot be read.
+    """
     admin = make_admin(settings)
     asked = ConfigResource(ResourceType.TOPIC, topic)
     future = admin.describe_configs([asked], request_timeout=_CONFIG_SECONDS)[asked]
@@ -247,7 +257,7 @@ def keeps_all_keys(settings: Settings, topic: str) -> bool:
         raise denied or TopicError(
             f"the settings of the topic {topic!r} cannot be read: {failure.str()}"
         ) from None
-    return bool(policy == "compact")
+    return str(policy)
 
 
 def delete_group(settings: Settings, group: str, timeout: float = 5.0) -> None:

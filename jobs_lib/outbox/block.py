@@ -59,6 +59,8 @@ class OutboxRecord:
     """The caller's own headers; they win over the others."""
     entity: str | None = None
     """The entity whose current state is the value."""
+    of_table: bool = False
+    """Whether a re-export sends it for a key of its table, and for no change."""
     older: list[Row] | None = None
     """Older rows of the key that this record stands for, too."""
 

@@ -212,6 +212,8 @@ class Reader:
                 heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
                 self._add_live(connection, block, [tuple(row)], heads)
                 if cause == _OF_TABLE:
+                    for record in block.records:
+                        record.of_table = True
                     self._drop_unversioned(block, block.records)
         return block
 
@@ -335,7 +337,6 @@ class Reader:
         block.reexports |= found.reexports
         block.behind += found.held
         block.dropped += found.dropped
-        of_table: list[OutboxRecord] = []
         records: list[OutboxRecord] = []
         for reexport_id, waiting in found.waiting.items():
             last: dict[tuple[str, str], OutboxRecord] = {}
@@ -344,7 +345,7 @@ class Reader:
                 head = self._head(topic, reexport_id)
                 record = OutboxRecord(
                     topic, key, None, BATCH, row_id, place, head, at[1:-1], version,
-                    entity=entity,
+                    entity=entity, of_table=cause == _OF_TABLE,
                 )  # fmt: skip
                 if earlier := last.get((topic, key)):
                     # Both would carry the same state.
@@ -352,12 +353,10 @@ class Reader:
                     if version is None:
                         record.version = earlier.version
                 last[topic, key] = record
-                if cause == _OF_TABLE:
-                    of_table.append(record)
             records += last.values()
         block.records.extend(records)
         self._load(connection, block, records)
-        self._drop_unversioned(block, of_table)
+        self._drop_unversioned(block, [one for one in records if one.of_table])
 
     def _load(
         self,
@@ -436,9 +435,12 @@ class Reader:
         record.value = None
         topic = self._topics[record.topic]
         if state is None or isinstance(state, Gone):
-            # The loader's version counts before the row's: it was read later.
+            # The loader's version counts before the row's: it was read later. A row of
+            # a re-export has the version that the topic's newest record asks for.
             if state is not None:
-                record.version = state.version
+                wanted = record.version if record.row_class == BATCH else None
+                known = state.version
+                record.version = known if wanted is None else max(known, wanted)
             elif record.version is None:
                 self._report_unversioned(record.topic, record.entity, record.row_id)
             return

@@ -23,6 +23,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import FencedError
 from jobs_lib.loop import Loop
 from jobs_lib.outbox.block import Hold
+from jobs_lib.outbox.copies import Copies
 from jobs_lib.outbox.starts import Starts
 from jobs_lib.postgres.tid_array import TidArray
 from jobs_lib.postgres.values import int_array
@@ -91,6 +92,7 @@ class RelayThread:
         """The shard that had its turn last."""
         self._holds_at = 0.0
         self._starts = Starts(database.queries)
+        self._copies = Copies(database)
         self._full_read_at = math.inf
         """When the next complete read is due, even without a hint."""
         self._server = 0
@@ -283,17 +285,21 @@ class RelayThread:
         ids, places = block.done
         if not ids:
             return
-        query = "delete_block" if block.reexports else "delete_live"
-        row = connection.execute(
-            self._database.queries[query],
-            {
-                **self._fence(shard, epoch),
-                "places": TidArray(places),
-                "ids": int_array(ids),
-                "dropped": int_array(row_id for _, row_id, _ in block.dropped),
-            },
-            prepare=True,
-        ).fetchone()
+        parameters = {
+            **self._fence(shard, epoch),
+            "places": TidArray(places),
+            "ids": int_array(ids),
+            "dropped": int_array(row_id for _, row_id, _ in block.dropped),
+        }
+
+        def delete(query: str) -> Any:
+            statement = self._database.queries[query]
+            return connection.execute(statement, parameters, prepare=True).fetchone()
+
+        row = None if block.reexports else delete("delete_live")
+        if row is None:
+            self._copies.write(connection, block)
+            row = delete("delete_block")
         self._finish(connection, block)
         self._starts.reach(ids[-1])
         deleted = cast("tuple[int]", row)[0]
@@ -391,6 +397,7 @@ class RelayThread:
             again = hold._replace(error=found.error)
             self._write_holds(connection, shard, epoch, [again, found], [])
             return False
+        self._copies.write(connection, block)
         own = self._fence(shard, epoch)
         row = connection.execute(
             self._database.queries["delete_held"],

@@ -29,6 +29,8 @@ _COPIED = (
     "kept_places",
     "reexports",
     "reexport_ranges",
+    "rebuilds",
+    "topic_copies",
     "origins",
     "processes",
     "topics",

@@ -28,12 +28,14 @@ from jobs_lib.reexport.loading import Loading, SqlEngine, load_range
 from jobs_lib.reexport.plan import Plan, Range, plan_ranges
 from jobs_lib.reexport.run import Begun, Engine, begin, load, start
 from jobs_lib.reexport.source import Source
+from jobs_lib.reexport.stale import Finder, SqlFinder, Stale, check_topic, remove_stale
 from jobs_lib.reexport.window import Span, Window, find_rate, find_span, parse_window
 
 __all__ = [
     "CHUNK_TYPE",
     "Begun",
     "Engine",
+    "Finder",
     "LagLimit",
     "Loading",
     "Plan",
@@ -42,9 +44,12 @@ __all__ = [
     "Source",
     "Span",
     "SqlEngine",
+    "SqlFinder",
+    "Stale",
     "Window",
     "begin",
     "cancel",
+    "check_topic",
     "chunk_handler",
     "find_rate",
     "find_span",
@@ -57,6 +62,7 @@ __all__ = [
     "parse_window",
     "pause",
     "plan_ranges",
+    "remove_stale",
     "resume",
     "set_rate",
     "start",

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CHUNK_TYPE = "jobs_lib.reexport"
 """The type of the chunk jobs; their handler takes ``reexport`` and ``keys``."""
+STALE_TYPE = "jobs_lib.reexport.stale"
+"""The type of chunk jobs whose keys have versions. An executor of an older release does
+not know it, and leaves these jobs to others."""
 OUTBOX_SECONDS = 10
 """Seconds of the rate that may wait in the outbox. They are few, so that a change of
 the rate, a pause or a cancel takes effect at once and live rows find a short table."""
@@ -52,8 +55,16 @@ class ChunkExporter:
         self._lock = threading.Lock()
         self._rooms: dict[tuple[object, int], _Room] = {}
 
-    def export(self, job: Job, reexport: int, keys: list[str]) -> None:
+    def export(
+        self,
+        job: Job,
+        reexport: int,
+        keys: list[str],
+        versions: list[int | None] | None = None,
+    ) -> None:
         """Write id-only outbox rows for the keys, in the job's own transaction.
+
+        A key that is gone when its row leaves becomes a tombstone of its version.
 
         Rows and completion commit together, so every key is written once. A chunk of a
         cancelled re-export completes without writing.
@@ -66,7 +77,7 @@ class ChunkExporter:
         if room := self._full(known, len(keys)):
             raise _snooze(room)
         with job.transaction() as connection:
-            self._write(connection, known, reexport, keys)
+            self._write(connection, known, reexport, keys, versions)
 
     def _full(self, known: tuple[object, int], wanted: int) -> _Room | None:
         # Without SQL: while the outbox is full, most jobs are refused here.
@@ -82,6 +93,7 @@ class ChunkExporter:
         known: tuple[object, int],
         reexport: int,
         keys: list[str],
+        versions: list[int | None] | None,
     ) -> None:
         queries = self._queries()
         this = {"reexport": reexport}
@@ -116,6 +128,7 @@ class ChunkExporter:
                 "entity": entity,
                 "shards": shards_of,
                 "keys": keys,
+                "versions": versions or [None] * len(keys),
             },
             prepare=True,
         )
@@ -148,6 +161,21 @@ def chunk_handler(
         exporter.export(job, reexport, keys)
 
     return export_chunk
+
+
+def stale_handler(
+    queries: Callable[[], Queries],
+) -> Callable[[Job, int, list[str], list[int | None]], None]:
+    """Make the handler of :data:`STALE_TYPE` for one schema, to register as a job."""
+    exporter = ChunkExporter(queries)
+
+    def export_stale(
+        job: Job, reexport: int, keys: list[str], versions: list[int | None]
+    ) -> None:
+        """Write the outbox rows of some keys that only the topic has."""
+        exporter.export(job, reexport, keys, versions)
+
+    return export_stale
 
 
 def _snooze(room: _Room) -> Snooze:

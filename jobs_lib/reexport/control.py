@@ -72,6 +72,8 @@ class Progress:
     was sent; None if that is too short to tell, or if it has ended."""
     snapshot: bool | None = None
     """Whether the loaded keys are those of one moment; None: nobody asked for that."""
+    stale: bool = False
+    """Whether it sends the keys that only the topic has, and not those of the table."""
 
     @property
     def ended(self) -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.outbox.topic import Entity
+    from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
 
@@ -136,6 +136,7 @@ def begin(
     chunk: int = CHUNK,
     watch_lag: LagLimit | None = None,
     hold: Hold | None = None,
+    topic: Topic[Any] | None = None,
 ) -> Begun:
     """Plan a re-export and store it, or find the unfinished one and set its rate.
 
@@ -147,21 +148,22 @@ def begin(
         chunk: keys in one job.
         watch_lag: as for :func:`start`.
         hold: refuse what would hold a snapshot for longer.
+        topic: where the states go. Defaults to the entity's own topic.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
     """
+    goal = (topic or entity.topic).name
     if isinstance(rate, int):
         check_rate(rate)
     if watch_lag is not None:
         check_lag_limit(watch_lag)
-    if not 1 <= chunk <= 10_000:
-        raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
+    check_chunk(chunk)
     if hold is not None:
         check_hold(database, hold)
     queries = database.queries
     with database.connect("re-export") as connection:
-        topic, partitions = _read_home(connection, queries)
+        home, partitions = read_home(connection, queries)
         name = {"entity": entity.name}
         unfinished = find_unfinished(connection, queries, entity.name)
         if unfinished is None:
@@ -170,11 +172,11 @@ def begin(
             if hold is not None:
                 check_keys(plan.total, hold)
             with connection.transaction():
-                topic, partitions = _read_home(connection, queries)
+                home, partitions = read_home(connection, queries)
                 per_minute = _find_rate(rate, plan.total)
                 row = connection.execute(
                     queries["start_reexport"],
-                    {**name, "topic": entity.topic.name, "rate": per_minute},
+                    {**name, "topic": goal, "rate": per_minute},
                 ).fetchone()
                 if row is not None:
                     _watch(connection, queries, row[0], watch_lag)
@@ -185,7 +187,7 @@ def begin(
                         "keys": [piece.keys for piece in plan.ranges],
                     }
                     connection.execute(queries["plan_ranges"], values)
-                    loading = Loading(row[0], row[1], source, chunk, topic, partitions)
+                    loading = Loading(row[0], row[1], source, chunk, home, partitions)
                     return Begun(row[0], False, loading)
             # Another process was faster: continue its re-export.
             unfinished = find_unfinished(connection, queries, entity.name)
@@ -195,6 +197,12 @@ def begin(
                 f"another re-export of {entity.name!r} began and ended while this one "
                 "was planned: start it again"
             )
+        if unfinished[2] != goal:
+            raise ReexportError(
+                f"the re-export {unfinished[0]} of {entity.name!r} goes to "
+                f"{unfinished[2]!r} and has not ended: wait for its end, or end it "
+                f"with `jobs-lib reexport cancel {entity.name}`"
+            )
         progress = read_progress(connection, queries, unfinished[0])
         _settle_snapshot(connection, queries, progress, hold)
         left = progress.left
@@ -203,9 +211,7 @@ def begin(
             {"reexport": unfinished[0], "rate": _find_rate(rate, left)},
         )
         _watch(connection, queries, unfinished[0], watch_lag)
-        loading = Loading(
-            unfinished[0], unfinished[1], source, chunk, topic, partitions
-        )
+        loading = Loading(unfinished[0], unfinished[1], source, chunk, home, partitions)
         return Begun(unfinished[0], True, loading)
 
 
@@ -276,16 +282,23 @@ def next_wave(
 
 def find_unfinished(
     connection: psycopg.Connection[Any], queries: Queries, entity: str
-) -> tuple[int, datetime] | None:
-    """Find the entity's unfinished re-export of its table: id, and time of its start.
+) -> tuple[int, datetime, str] | None:
+    """Find the entity's unfinished re-export of its table.
+
+    Returns its id, the time of its start, and its topic.
 
     Raises:
-        ReexportError: there is one, which only has rows that transactions gave to it.
+        ReexportError: there is one that sends something else.
     """
     row = connection.execute(queries["find_unfinished"], {"entity": entity}).fetchone()
     if row is None:
         return None
-    number, started_at, has_ranges = row
+    number, started_at, stale, topic, has_ranges = row
+    if stale:
+        raise ReexportError(
+            f"the re-export {number} of {entity!r} removes stale keys and has not "
+            f"ended: wait for its end, or end it with `jobs-lib reexport cancel {entity}`"
+        )
     if not has_ranges:
         if finish_if_done(connection, queries, number):
             return None
@@ -294,7 +307,15 @@ def find_unfinished(
             "have given to it, and only one of an entity goes on at a time: wait until "
             f"it is finished, or end it by `jobs-lib reexport cancel {entity}`"
         )
-    return number, started_at
+    return number, started_at, topic
+def check_chunk(chunk: int) -> None:
+    """Refuse a number of keys that no chunk job may have.
+
+    Raises:
+        ReexportError: it is out of range.
+    """
+    if not 1 <= chunk <= 10_000:
+        raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
 
 
 def _find_rate(rate: int | Window, keys: int) -> int:
@@ -333,9 +354,12 @@ def _count_keys(pending: Sequence[tuple[int, int]]) -> int:
     return sum(keys for _, keys in pending)
 
 
-def _read_home(
-    connection: psycopg.Connection[Any], queries: Queries
-) -> tuple[str, int]:
+def read_home(connection: psycopg.Connection[Any], queries: Queries) -> tuple[str, int]:
+    """Read the home topic and its number of partitions, which stays in a transaction.
+
+    Raises:
+        ReexportError: none is declared.
+    """
     row = connection.execute(queries["read_home"]).fetchone()
     if row is None:
         raise ReexportError(

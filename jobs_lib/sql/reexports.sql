@@ -134,7 +134,7 @@ where x.id = %(reexport)s and x.snapshot <> 'lost' and exists (
 )
 
 -- name: find_unfinished
-select x.id, x.started_at, exists (
+select x.id, x.started_at, x.stale, x.topic, exists (
     select from {schema}.reexport_ranges r where r.reexport_id = x.id
 )
 from {schema}.reexports x
@@ -147,6 +147,11 @@ select cast({schema}.reexport_changes(
 
 -- name: find_latest
 select id, state from {schema}.reexports where entity = %(entity)s
+order by id desc limit 1
+
+-- name: find_latest_to
+select id, state from {schema}.reexports
+where entity = %(entity)s and topic = %(topic)s and not stale
 order by id desc limit 1
 
 -- name: pending_ranges
@@ -202,9 +207,13 @@ select count(*) from (
 
 -- name: export_keys
 -- Rows without a value: the relay reads the state when it sends them.
-insert into {schema}.outbox (shard, class, topic, key, entity, cause, reexport_id)
-select k.shard, 1, %(topic)s, k.key, %(entity)s, 'reexport', %(reexport)s
-from unnest(%(shards)s::smallint[], %(keys)s::text[]) as k(shard, key)
+-- A version is that of the tombstone, if the key is gone by then.
+insert into {schema}.outbox (
+    shard, class, topic, key, entity, version, cause, reexport_id
+)
+select k.shard, 1, %(topic)s, k.key, %(entity)s, k.version, 'reexport', %(reexport)s
+from unnest(%(shards)s::smallint[], %(keys)s::text[], %(versions)s::bigint[])
+    as k(shard, key, version)
 
 -- name: change_rate
 update {schema}.reexports set rate = %(rate)s
@@ -314,7 +323,7 @@ select
             * 60 / nullif(least(x.rate * 0.975, m.measured), 0)
     ) end,
     x.finished_at, x.total + n.uncounted, x.lag_group, x.lag_limit, x.lag, x.lagging,
-    m.measured::int, x.snapshot <> 'lost'
+    m.measured::int, x.snapshot <> 'lost', x.stale
 from {schema}.reexports x
 left join lateral (
     select sum(r.keys) as keys, count(*) as ranges, count(r.loaded_at) as loaded

@@ -79,6 +79,7 @@ SERVICES = ["run", "executor", "relay", "jobs enqueue"]
 SERVICES += ["readmodel resync", "readmodel status", "readmodel verify"]
 SERVICES += ["readmodel keys", "readmodel switch", "readmodel drop", "where", "gates"]
 SERVICES += ["topics grow"]
+SERVICES += ["reexport stale", "reexport rebuild", "reexport switch"]
 """The other tests here run these; `jobs enqueue` enqueues as every caller does."""
 WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
@@ -388,6 +389,14 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
         write_keys(source, tmp_path / "keys")
         model = TableSide.of_model(database, app.consumers[0])
         assert verify(source, model) == verify(FileSide(tmp_path / "keys"), model) == []
+        entity = app.entities["items"]
+        admin.execute("delete from items where id > 390")
+        reexport.remove_stale(database, app.settings, entity, rate=60_000)
+        wait_for(
+            lambda: len(states("model")) == 390,
+            timeout=60,
+            what="the stale keys are gone",
+        )
         for _ in range(_TIMES):
             assert where(app, name, "40").verdict.endswith("with version 2.")
     assert find_refused(failures) == []

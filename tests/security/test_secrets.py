@@ -63,6 +63,9 @@ COMMANDS = [
     *(f"reexport watch-lag things off --app {APP}",),
     *(f"reexport {one} things --app {APP}" for one in ("status", "pause", "resume")),
     *(f"reexport rate things 90 --app {APP}", f"reexport cancel things --app {APP}"),
+    f"reexport stale things --rate 60 --engine sql --app {APP}",
+    f"reexport switch things 1 --app {APP}",
+    f"reexport rebuild things --rate 60 --engine sql --yes --app {APP}",
     *(f"where {APP} guarded-states a", f"gates {APP}"),
     *("dev up", "dev env", "dev status", "dev status --json", "dev down"),
 ]

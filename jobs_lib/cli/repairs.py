@@ -1,0 +1,205 @@
+"""The commands `jobs-lib reexport stale | rebuild | switch`; see their group."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from jobs_lib import reexport as api
+from jobs_lib.cli.reexport import (
+    _app,
+    _choose,
+    _entity,
+    _find,
+    _find_limit,
+    _find_topic,
+    _in_background,
+    _print,
+    _rate,
+    _show,
+    _tz,
+    _window,
+    reexport,
+)
+from jobs_lib.cli.terminal import json_option
+from jobs_lib.reexport.control import REACHED
+from jobs_lib.reexport.move import end_move
+from jobs_lib.reexport.run import CHUNK
+from spark_bridge.repairs import (
+    choose_finder,
+    start_rebuild,
+    start_stale,
+)
+
+if TYPE_CHECKING:
+    from jobs_lib.app import App
+    from jobs_lib.outbox.topic import Entity
+    from jobs_lib.reexport import Finder, Progress, Window
+
+
+@reexport.command()
+@_entity
+@_app
+@_rate
+@_window
+@_tz
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "sql"]),
+    default="spark",
+    show_default=True,
+    help="Compare by Spark, or by this process and the database.",
+)
+@click.option("--master", help="Spark's master. Defaults to this machine.")
+@click.option(
+    "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
+)
+@click.option(
+    "--watch-lag",
+    "limit",
+    metavar="GROUP:RECORDS",
+    help="Pause while this group of the topic is further behind.",
+)
+@click.option("--dry-run", is_flag=True, help="Count the keys; change nothing.")
+@click.option("--watch", is_flag=True, help="Show the progress until the end.")
+@json_option
+def stale(
+    name: str,
+    path: str,
+    rate: int | None,
+    window: str | None,
+    tz: str | None,
+    engine: Literal["spark", "sql"],
+    master: str | None,
+    chunk: int,
+    limit: str | None,
+    dry_run: bool,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Send tombstones for keys that the topic has and the table has not."""
+    app, entity = _find(path, name)
+    chosen = _choose(rate, window, tz)
+    watched = None if limit is None else _find_limit(app, entity, limit)
+    if dry_run:
+        _print_count(app, entity, chosen, choose_finder(engine, master), as_json)
+        return
+    database = app.database()
+
+    def load() -> Progress:
+        return start_stale(
+            database,
+            app.settings,
+            entity,
+            rate=chosen,
+            engine=engine,
+            master=master,
+            chunk=chunk,
+            watch_lag=watched,
+        )
+
+    if watch:
+        _show(database, name, _in_background(load))
+        progress = api.status(database, name)
+    else:
+        progress = load()
+    _print(progress, as_json)
+
+
+@reexport.command()
+@_entity
+@_app
+@_rate
+@_window
+@_tz
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "sql"]),
+    default="spark",
+    show_default=True,
+    help="Load the keys by Spark, or by this process alone.",
+)
+@click.option("--master", help="Spark's master. Defaults to this machine.")
+@click.option(
+    "--although-behind",
+    is_flag=True,
+    help="Also delete records that a group has not read yet.",
+)
+@click.option("--watch", is_flag=True, help="Show the progress until the end.")
+@click.confirmation_option("--yes", prompt="Delete all records of the topic?")
+@json_option
+def rebuild(
+    name: str,
+    path: str,
+    rate: int | None,
+    window: str | None,
+    tz: str | None,
+    engine: Literal["spark", "sql"],
+    master: str | None,
+    although_behind: bool,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Delete what the topic has, and send all states again; or go on with that."""
+    app, entity = _find(path, name)
+    chosen = _choose(rate, window, tz)
+    database = app.database()
+
+    def load() -> Progress:
+        return start_rebuild(
+            database,
+            app.settings,
+            entity,
+            rate=chosen,
+            engine=engine,
+            master=master,
+            although_behind=although_behind,
+        )
+
+    if watch:
+        _show(database, name, _in_background(load))
+        progress = api.status(database, name)
+    else:
+        progress = load()
+    _print(progress, as_json)
+
+
+@reexport.command()
+@_entity
+@click.argument("topic")
+@_app
+def switch(name: str, topic: str, path: str) -> None:
+    """End the feeding of a new topic: services write to it themselves now."""
+    app, entity = _find(path, name)
+    former = end_move(app.database(), entity, _find_topic(app, path, topic))
+    click.echo(
+        f"{former} feeds {topic} no more: nothing that was sent is missing there"
+    )
+
+
+def _print_count(
+    app: App, entity: Entity, rate: int | Window, finder: Finder, as_json: bool
+) -> None:
+    topic = entity.topic.name
+    api.check_topic(app.settings, entity)
+    with finder.find(app.database(), app.settings, entity) as found:
+        count, unreadable = found.count, found.unreadable
+    if not isinstance(rate, int):
+        rate = api.find_rate(count, api.find_span(rate))
+    minutes = count / (rate * REACHED)
+    if as_json:
+        shown = {"entity": entity.name, "topic": topic, "stale": count}
+        click.echo(json.dumps(shown | {"unreadable": unreadable, "rate": rate}))
+        return
+    click.echo(
+        f"{count:,} keys of {topic} are not in {entity.source}.{entity.key}: at "
+        f"{rate:,} records a minute it takes {minutes:,.1f} minutes to remove them; "
+        "nothing was changed"
+    )
+    if unreadable:
+        click.echo(
+            f"{unreadable:,} records stay, since no row of the outbox could have their "
+            "keys"
+        )

@@ -1,0 +1,81 @@
+"""Feed the copy of a topic: send the key of each change that was sent there, too.
+
+The row for the copy holds only the key. So the copy gets the state that the key has
+when that row leaves, which is never older than what the copy has already, whoever else
+writes to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.partitioner import choose_shard
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from jobs_lib.outbox.block import Block, OutboxRecord
+    from jobs_lib.postgres.database import Database
+
+
+class Copies:
+    """Writes the rows for copies; used by one relay thread.
+
+    Args:
+        database: where the outbox is.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._queries = database.queries
+        self._shards: int | None = None
+
+    def write(self, connection: psycopg.Connection[Any], block: Block) -> None:
+        """Write rows for the records of a block that was sent, before it is deleted.
+
+        Copies are looked for after the records were read. So a record for which there
+        was none yet was committed before, and a re-export that begins later reads its
+        state. After a crash the rows are written once more, which changes nothing.
+        """
+        found = connection.execute(self._queries["find_copies"]).fetchall()
+        for topic, copy, entity in found:
+            last = {
+                record.key: record
+                for record in block.records
+                if record.topic == topic and record.key and not record.of_table
+            }
+            # A statement, and so a transaction, for each key: it holds one key's lock.
+            for key, record in last.items():
+                connection.execute(
+                    self._queries["write_current"],
+                    self._make_row(connection, copy, entity, key, record),
+                    prepare=True,
+                )
+
+    def _make_row(
+        self,
+        connection: psycopg.Connection[Any],
+        copy: str,
+        entity: str,
+        key: str,
+        record: OutboxRecord,
+    ) -> dict[str, Any]:
+        version = record.version
+        if version is not None and record.value is not None:
+            # Of the tombstone, if the key is gone by then.
+            version += 1
+        return {
+            "shard": str(choose_shard(copy, key, self._count_shards(connection))),
+            "topic": copy,
+            "key": key,
+            "version": None if version is None else str(version),
+            "entity": entity,
+            # Each would take a lock of the whole server; relays look by themselves.
+            "hint": None,
+        }
+
+    def _count_shards(self, connection: psycopg.Connection[Any]) -> int:
+        if self._shards is None:
+            row = connection.execute(self._queries["known_shards"]).fetchone()
+            assert row is not None
+            self._shards = int(row[0])
+        return self._shards

@@ -1,0 +1,129 @@
+"""Move an entity to a new topic: fill that one, while live changes go to both.
+
+copy is fed ─▶ re-export to the new topic ─▶ consumers and services move ─▶ switch
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.kafka.places import find_places, read_policy
+from jobs_lib.reexport.loading import SqlEngine
+from jobs_lib.reexport.run import CHUNK, begin, load
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from jobs_lib.outbox.topic import Entity, Topic
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.reexport.control import LagLimit, Progress
+    from jobs_lib.reexport.run import Engine
+    from jobs_lib.reexport.window import Window
+    from jobs_lib.settings import Settings
+
+
+def start_move(
+    database: Database,
+    settings: Settings,
+    entity: Entity,
+    topic: Topic[Any],
+    *,
+    rate: int | Window,
+    engine: Engine | None = None,
+    chunk: int = CHUNK,
+    watch_lag: LagLimit | None = None,
+) -> Progress:
+    """Fill a new topic with all states of an entity, or go on with that.
+
+    From now on until :func:`end_move`, each change that is sent to the entity's topic
+    is sent to the new one, too.
+
+    Args:
+        database: holds the entity's table and the library's schema.
+        settings: where Kafka is.
+        entity: what ``@app.entity`` declared.
+        topic: the new one, as ``app.topic`` declared it.
+        rate: as for :func:`start`.
+        engine: as for :func:`start`.
+        chunk: keys in one job.
+        watch_lag: as for :func:`start`.
+
+    Raises:
+        ReexportError: the entity cannot be moved there.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers.
+    """
+    if topic.name == entity.topic.name:
+        raise ReexportError(
+            f"the states of {entity.name!r} are in {topic.name!r} already: leave the "
+            "topic out to send them again"
+        )
+    find_places(settings, topic.name, "end")
+    policy = read_policy(settings, topic.name)
+    if "compact" not in policy.split(","):
+        raise ReexportError(
+            f"the topic {topic.name!r} is not compacted (cleanup.policy={policy}), so "
+            "it would not keep the states: declare it with compacted=True, and run "
+            "`jobs-lib topics apply`"
+        )
+    with database.connect("re-export") as connection:
+        # Before the keys are read: what is sent from here on reaches the copy.
+        values = {"topic": entity.topic.name, "copy": topic.name, "entity": entity.name}
+        row = connection.execute(database.queries["begin_copy"], values).fetchone()
+    if row is None:
+        raise ReexportError(
+            f"{topic.name!r} feeds another topic, or {entity.topic.name!r} is fed from "
+            f"one: end that with `jobs-lib reexport switch {entity.name} TOPIC` first"
+        )
+    begun = begin(
+        database, entity, rate=rate, chunk=chunk, watch_lag=watch_lag, topic=topic
+    )
+    return load(database, begun, engine or SqlEngine())
+
+
+def end_move(database: Database, entity: Entity, topic: Topic[Any]) -> str:
+    """End the feeding of a new topic from the former one; returns the former topic.
+
+    Everything that was sent to the former topic has reached the new one then.
+
+    Args:
+        database: holds the library's schema.
+        entity: what ``@app.entity`` declared.
+        topic: the new one.
+
+    Raises:
+        ReexportError: the new topic is not filled, or changes for it are on their way.
+    """
+    queries = database.queries
+    values = {"entity": entity.name, "copy": topic.name}
+    with database.connect("re-export") as connection:
+        found = connection.execute(queries["find_copy"], values).fetchone()
+        if found is None:
+            raise ReexportError(
+                f"{topic.name!r} is fed from no topic of {entity.name!r}: `jobs-lib "
+                f"reexport start {entity.name} --topic {topic.declared} --rate N` "
+                "begins that"
+            )
+        former = str(found[0])
+        latest = connection.execute(
+            queries["find_latest_to"], {"entity": entity.name, "topic": topic.name}
+        ).fetchone()
+        if latest is None or latest[1] != "finished":
+            raise ReexportError(
+                f"the re-export to {topic.name!r} has not finished, so keys are "
+                f"missing there: see `jobs-lib reexport status {entity.name}`"
+            )
+        for name in (former, topic.name):
+            row = connection.execute(
+                queries["has_rows_of_topic"], {"topic": name}
+            ).fetchone()
+            if row != (False,):
+                raise ReexportError(
+                    f"rows for {name!r} wait in the outbox or in a re-export, or are "
+                    "held, and their changes must reach the new topic: stop writing to "
+                    "the former one, see `jobs-lib outbox status` and `jobs-lib "
+                    "reexport list`, and run this again"
+                )
+        connection.execute(queries["end_copy"], values)
+    return former

@@ -1,0 +1,352 @@
+"""Remove stale keys: those that the topic has and the entity's table has not.
+
+    ends of the topic ─▶ its keys ─▶ less the table's keys ─▶ chunk jobs ─▶ as any other
+
+The ends are taken before the table is read. So a key that the topic has and the table
+has not was deleted behind the application, or is deleted just now. Its state is looked
+up once more when its row leaves: a key that came back is sent with its state, and one
+that is gone becomes a tombstone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.kafka.checks import KEY_LIMIT
+from jobs_lib.kafka.keys import Keys, cut, read_keys
+from jobs_lib.kafka.places import find_committed_ends, find_places, read_policy
+from jobs_lib.partitioner import choose_partition
+from jobs_lib.reexport.chunks import STALE_TYPE
+from jobs_lib.reexport.control import (
+    LagLimit,
+    Progress,
+    check_lag_limit,
+    check_rate,
+    finish_if_done,
+    read_progress,
+    set_rate,
+    watch_lag,
+)
+from jobs_lib.reexport.run import CHUNK, check_chunk, read_home
+from jobs_lib.reexport.source import find_source
+from jobs_lib.reexport.window import Window, find_rate, find_span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+    from typing import BinaryIO
+
+    import psycopg
+
+    from jobs_lib.outbox.topic import Entity
+    from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
+    from jobs_lib.settings import Settings
+
+_LARGEST = 2**63 - 1
+_COPY_CHUNKS = 500
+_COPY_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The stale keys of a topic."""
+
+    count: int
+    unreadable: int
+    """Records whose keys no row of the outbox could have, so they stay: there is none,
+    or it is not UTF-8, has NUL, or is too long."""
+    keys: Iterable[tuple[str, int | None]]
+    """Each key, with the highest version that a record of it has. To be read once."""
+
+
+class Finder(Protocol):
+    """Finds stale keys: in the database, or by Spark."""
+
+    def find(
+        self, database: Database, settings: Settings, entity: Entity
+    ) -> AbstractContextManager[Stale]:
+        """Compare the topic with the table; the keys may be read until it is left."""
+
+
+class SqlFinder:
+    """Reads the topic in this process, and compares it in the database."""
+
+    @contextmanager
+    def find(
+        self, database: Database, settings: Settings, entity: Entity
+    ) -> Iterator[Stale]:
+        """Compare the topic with the table."""
+        topic = entity.topic.name
+        ends = find_committed_ends(settings, topic)
+        starts = find_places(settings, topic, "start")
+        # A file, and not the database: reading the topic may take an hour, and a
+        # transaction of an hour would keep all dead rows of the database.
+        with tempfile.TemporaryFile() as file:
+            unreadable = 0
+            for piece in cut(starts, ends):
+                for block in read_keys(settings, topic, piece):
+                    unreadable += _write_lines(block, file)
+            file.seek(0)
+            with database.connect("re-export") as connection:
+                found = _compare(connection, database.queries, entity, file)
+        yield Stale(len(found), unreadable, found)
+
+
+def remove_stale(
+    database: Database,
+    settings: Settings,
+    entity: Entity,
+    *,
+    rate: int | Window,
+    finder: Finder | None = None,
+    chunk: int = CHUNK,
+    watch_lag: LagLimit | None = None,
+) -> Progress:
+    """Send tombstones for keys that only the topic has, or go on with that.
+
+    Nothing is written before the topic and the table are compared. Then one transaction
+    loads all keys, so an interrupted call has loaded either none or all of them. If
+    these keys are being removed already, that re-export gets the new rate.
+
+    Args:
+        database: holds the entity's table and the library's schema.
+        settings: where Kafka is.
+        entity: what ``@app.entity`` declared.
+        rate: as for :func:`start`.
+        finder: compares topic and table. Defaults to the database.
+        chunk: keys in one job.
+        watch_lag: as for :func:`start`.
+
+    Raises:
+        ReexportError: they cannot be removed as asked.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers.
+    """
+    check_chunk(chunk)
+    if watch_lag is not None:
+        check_lag_limit(watch_lag)
+    if isinstance(rate, int):
+        check_rate(rate)
+    unfinished = _find_unfinished(database, entity)
+    if unfinished is not None:
+        return _go_on(database, entity, unfinished, rate, watch_lag)
+    check_topic(settings, entity)
+    with (
+        (finder or SqlFinder()).find(database, settings, entity) as stale,
+        database.connect("re-export") as connection,
+    ):
+        return _load(
+            connection,
+            database.queries,
+            entity,
+            stale,
+            _choose_rate(rate, stale.count),
+            chunk,
+            watch_lag,
+        )
+
+
+def check_topic(settings: Settings, entity: Entity) -> None:
+    """Refuse a topic whose keys cannot be compared with the table of an entity.
+
+    Raises:
+        ReexportError: it is not compacted, or holds states of other entities.
+        TopicError: it does not exist, or is not visible.
+        UnavailableError: no broker answers.
+    """
+    topic = entity.topic
+    # Raises the reason if it is missing; its settings would not say so.
+    find_places(settings, topic.name, "end")
+    policy = read_policy(settings, topic.name)
+    if "compact" not in policy.split(","):
+        raise ReexportError(
+            f"the topic {topic.name!r} is not compacted (cleanup.policy={policy}), so "
+            "a tombstone would remove nothing: its records end by retention. Declare "
+            "it with compacted=True, and run `jobs-lib topics apply`"
+        )
+    if len(tables := topic.sources) > 1:
+        raise ReexportError(
+            f"the topic {topic.name!r} holds the states of several entities (tables: "
+            f"{', '.join(sorted(tables))}), so nobody can say whose a key is: give "
+            "each entity a topic of its own"
+        )
+
+
+def version_of_end(highest: int | None, versioned: bool) -> int | None:
+    """The version of the tombstone of a key, which follows all that the topic has.
+
+    Args:
+        highest: of the key's records; None if none of them has one.
+        versioned: whether the values of the topic have versions.
+    """
+    if highest is not None:
+        return min(highest + 1, _LARGEST)
+    # Any version is newer than none, and the key may come back with the first one.
+    return 0 if versioned else None
+
+
+def is_storable(key: str) -> bool:
+    """Whether a row of the outbox can have this key."""
+    return "\0" not in key and 0 < len(key.encode()) <= KEY_LIMIT
+
+
+def _find_unfinished(database: Database, entity: Entity) -> int | None:
+    with database.connect("re-export") as connection:
+        found = connection.execute(
+            database.queries["find_unfinished"], {"entity": entity.name}
+        ).fetchone()
+    if found is None:
+        return None
+    reexport, _, stale, *_ = found
+    if not stale:
+        raise ReexportError(
+            f"the re-export {reexport} of {entity.name!r} has not ended, and there is "
+            "one at a time: wait for its end, or end it with `jobs-lib reexport cancel "
+            f"{entity.name}`"
+        )
+    return int(reexport)
+
+
+def _go_on(
+    database: Database,
+    entity: Entity,
+    reexport: int,
+    rate: int | Window,
+    limit: LagLimit | None,
+) -> Progress:
+    with database.connect("re-export") as connection:
+        progress = read_progress(connection, database.queries, reexport)
+    if limit is not None:
+        watch_lag(database, entity.name, limit)
+    return set_rate(database, entity.name, _choose_rate(rate, progress.left))
+
+
+def _choose_rate(rate: int | Window, keys: int) -> int:
+    return rate if isinstance(rate, int) else find_rate(keys, find_span(rate))
+
+
+def _load(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    stale: Stale,
+    rate: int,
+    chunk: int,
+    limit: LagLimit | None,
+) -> Progress:
+    topic = entity.topic
+    with connection.transaction():
+        # In this transaction: the home topic gets no more partitions meanwhile.
+        home, partitions = read_home(connection, queries)
+        started = connection.execute(
+            queries["start_stale"],
+            {
+                "entity": entity.name,
+                "topic": topic.name,
+                "rate": rate,
+                "total": stale.count,
+            },
+        ).fetchone()
+        if started is None:
+            raise ReexportError(
+                f"another re-export of {entity.name!r} began meanwhile: run this again"
+            )
+        reexport = int(started[0])
+        if limit is not None:
+            connection.execute(
+                queries["change_lag_limit"],
+                {"reexport": reexport, "group": limit.group, "records": limit.records},
+            )
+        lines = encode_stale(
+            reexport, stale.keys, home, partitions, chunk, versioned=topic.versioned
+        )
+        with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
+            for block in lines:
+                copy.write(block)
+        loaded = {"reexport": reexport, "total": stale.count}
+        connection.execute(queries["add_loaded_range"], loaded)
+        finish_if_done(connection, queries, reexport)
+        return read_progress(connection, queries, reexport)
+
+
+def encode_stale(
+    reexport: int,
+    keys: Iterable[tuple[str, int | None]],
+    home: str,
+    partitions: int,
+    chunk: int,
+    *,
+    versioned: bool,
+) -> Iterator[bytes]:
+    """Yield chunk jobs as lines of COPY's text format, in blocks.
+
+    A job holds keys of one partition of the home topic, and lies in that origin.
+    """
+    waiting: defaultdict[int, list[tuple[str, int | None]]] = defaultdict(list)
+    lines: list[bytes] = []
+
+    def add(partition: int) -> None:
+        names, versions = zip(*waiting.pop(partition), strict=True)
+        payload = {"reexport": reexport, "keys": names, "versions": versions}
+        # JSON has no raw tab or newline; backslashes are COPY's own escape.
+        text = json.dumps(payload, ensure_ascii=False).replace("\\", "\\\\")
+        line = f"{home}/{partition}\t{STALE_TYPE}\t\\N\tavailable\t{text}\t\\N\t\\N\n"
+        lines.append(line.encode())
+
+    for key, highest in keys:
+        partition = choose_partition(key, partitions)
+        waiting[partition].append((key, version_of_end(highest, versioned)))
+        if len(waiting[partition]) == chunk:
+            add(partition)
+        if len(lines) == _COPY_CHUNKS:
+            yield b"".join(lines)
+            lines.clear()
+    for partition in [*waiting]:
+        if waiting[partition]:
+            add(partition)
+    yield b"".join(lines)
+
+
+def _write_lines(block: Keys, file: BinaryIO) -> int:
+    """Write records as lines of COPY's text format; returns how many are unreadable."""
+    partition, offsets, keys, versions, tombstones, _ = block
+    lines = []
+    for offset, key, version, tombstone in zip(
+        offsets, keys, versions, tombstones, strict=True
+    ):
+        if key is None or not is_storable(key):
+            continue
+        for raw, escaped in _ESCAPES:
+            key = key.replace(raw, escaped)
+        given = "\\N" if version is None else version
+        lines.append(f"{partition}\t{offset}\t{key}\t{given}\t{'ft'[tombstone]}\n")
+    file.write("".join(lines).encode())
+    return len(offsets) - len(lines)
+
+
+_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+
+
+def _compare(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    file: BinaryIO,
+) -> list[tuple[str, int | None]]:
+    with connection.transaction():
+        connection.execute(queries["settle_text_forms"])
+        source = find_source(connection, queries, entity)
+        connection.execute(queries["make_topic_keys"])
+        query = queries["copy_topic_keys"]
+        with connection.cursor() as cursor, cursor.copy(query) as copy:
+            while block := file.read(_COPY_BYTES):
+                copy.write(block)
+        connection.execute(queries["analyze_topic_keys"])
+        return connection.execute(source.query(queries, "source_stale")).fetchall()

@@ -1,0 +1,32 @@
+-- Copies of topics: while one is fed, each change of a topic's key is sent to it, too.
+
+-- name: find_copies
+select topic, copy, entity from {schema}.topic_copies
+
+-- name: begin_copy
+-- A copy has no copy, or two topics would feed each other for ever.
+insert into {schema}.topic_copies as c (topic, copy, entity)
+select %(topic)s, %(copy)s, %(entity)s
+where not exists (
+    select from {schema}.topic_copies o
+    where o.topic = %(copy)s or o.copy = %(topic)s
+)
+on conflict (topic, copy) do update set entity = excluded.entity
+returning c.topic
+
+-- name: find_copy
+select topic from {schema}.topic_copies where entity = %(entity)s and copy = %(copy)s
+
+-- name: has_rows_of_topic
+-- Whether rows of a topic wait, or are held: their changes would not reach the copy. An
+-- open re-export may have rows of changes, too, which no index finds.
+select exists (
+    select from {schema}.outbox o where o.topic = %(topic)s and o.class = 0
+) or exists (select from {schema}.held_rows r where r.topic = %(topic)s)
+or exists (
+    select from {schema}.reexports x
+    where x.topic = %(topic)s and x.state in ('loading', 'running', 'paused')
+)
+
+-- name: end_copy
+delete from {schema}.topic_copies where entity = %(entity)s and copy = %(copy)s

@@ -1,0 +1,45 @@
+-- Stale keys: what a compacted topic has and the table of its entity has not.
+
+-- name: make_topic_keys
+-- A table of this transaction alone: a list of all keys may be larger than memory.
+create temporary table topic_keys (
+    partition int not null, record_offset bigint not null, key text collate "C" not null,
+    version bigint, tombstone boolean not null
+) on commit drop
+
+-- name: copy_topic_keys
+copy topic_keys (partition, record_offset, key, version, tombstone) from stdin
+
+-- name: analyze_topic_keys
+-- Without statistics the planner would take the table for a small one.
+analyze topic_keys
+
+-- name: source_stale
+-- Within a partition the last record of a key is the newest. A key that is in several
+-- partitions, since the topic has grown, is where its version is the highest. The text of
+-- the table's key is compared: a key of the topic may have no value of the key's type.
+with last as (
+    select distinct on (t.key, t.partition)
+        t.key, t.record_offset, t.version, t.tombstone,
+        max(t.version) over (partition by t.key) as highest
+    from topic_keys t order by t.key, t.partition, t.record_offset desc
+),
+newest as (
+    select distinct on (l.key) l.key, l.tombstone, l.highest
+    from last l order by l.key, coalesce(l.version, -1) desc, l.record_offset desc
+)
+select n.key, n.highest from newest n
+where not n.tombstone and not exists (
+    select from (select {{key}}::text as key from {{table}}) s where s.key = n.key
+)
+
+-- name: start_stale
+-- It begins with all keys loaded. If two start at once, the unique index lets one in.
+insert into {schema}.reexports (entity, topic, rate, state, total, stale)
+values (%(entity)s, %(topic)s, %(rate)s, 'running', %(total)s, true)
+on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
+returning id
+
+-- name: add_loaded_range
+insert into {schema}.reexport_ranges (reexport_id, range, keys, loaded_at)
+values (%(reexport)s, 0, %(total)s, clock_timestamp())

@@ -1,0 +1,161 @@
+"""A new topic is filled while live changes go to both, until the switch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.errors import ReexportError, TopicError
+from jobs_lib.outbox.copies import Copies
+from jobs_lib.reexport.move import end_move, start_move
+from tests.support.apps import count, heard, running
+from tests.support.beside import beside
+from tests.support.records import read_topic
+from tests.support.shop import COMPACTED, Item, Shop
+
+pytestmark = pytest.mark.expects("fenced")
+
+
+@pytest.fixture
+def shop(admin, database_url, bootstrap_servers, topic):
+    shop = Shop(admin, database_url, bootstrap_servers, topic(4, config=COMPACTED))
+    shop.fill(1, 300)
+    return shop
+
+
+@pytest.fixture
+def goal(shop, topic):
+    """The new topic, which has other partitions."""
+    return shop.app.topic(topic(3, config=COMPACTED), value=Item, compacted=True)
+
+
+def move(shop, goal, rate=1_000_000):
+    return start_move(shop.database, shop.app.settings, shop.entity, goal, rate=rate)
+
+
+def send(shop, item, number):
+    with shop.database.connect("test") as connection, connection.transaction():
+        shop.change(connection, item, number)
+
+
+def await_sent(shop, wait_for):
+    wait_for(
+        lambda: count(shop.admin, "outbox") == 0, timeout=60, what="all rows are sent"
+    )
+
+
+@pytest.mark.guarantee("W24")
+def test_a_new_topic_is_complete_while_live_changes_go_to_both(
+    shop, goal, connect, wait_for
+):
+    def write(stop) -> None:
+        with connect() as connection:
+            for number in itertools.count(1):
+                if stop.wait(0.002):
+                    break
+                shop.change(connection, 1 + number * 7 % 320, number)
+                connection.commit()
+
+    with running(shop.app, "executor", "relay"):
+        reexport.start(shop.database, shop.entity, rate=1_000_000)
+        with beside(write):
+            wait_for(
+                lambda: reexport.status(shop.database, "items").ended,
+                timeout=60,
+                what="the former topic is filled",
+            )
+            move(shop, goal)
+            wait_for(
+                lambda: reexport.status(shop.database, "items").ended,
+                timeout=60,
+                what="the new topic is filled",
+            )
+            sent = len(read_topic(shop.servers, goal.name))
+            wait_for(
+                lambda: len(read_topic(shop.servers, goal.name)) > sent + 50,
+                timeout=60,
+                what="live changes go on",
+            )
+        await_sent(shop, wait_for)
+        assert end_move(shop.database, shop.entity, goal) == shop.topic.name
+        expected = shop.read_table()
+        send(shop, 1, 9_991)
+        await_sent(shop, wait_for)
+    assert shop.read_newest(goal.name) == expected
+    assert shop.read_newest() == shop.read_table() != expected
+    versions: dict[str, int] = {}
+    for one in read_topic(shop.servers, goal.name):
+        version = int(one.headers["ce_version"])
+        assert version >= versions.get(one.key, 0)
+        versions[one.key] = version
+
+
+@pytest.mark.guarantee("W24")
+@pytest.mark.expects("fenced", "loop.failed")
+@pytest.mark.parametrize("after", [False, True])
+def test_a_relay_that_dies_before_its_rows_are_deleted_loses_no_change_of_either(
+    shop, goal, monkeypatch, wait_for, after
+):
+    died: list[object] = []
+    write = Copies.write
+
+    def die_once(self, connection, block):
+        if not died:
+            died.append(block)
+            if after:
+                write(self, connection, block)
+            raise RuntimeError("killed")
+        write(self, connection, block)
+
+    with running(shop.app, "executor", "relay"):
+        move(shop, goal)
+        shop.await_end()
+        monkeypatch.setattr(Copies, "write", die_once)
+        send(shop, 7, 1)
+        wait_for(lambda: died, timeout=30, what="the relay has died")
+        send(shop, 8, 5)
+        await_sent(shop, wait_for)
+    assert shop.read_newest(goal.name) == shop.read_table()
+    assert shop.read_newest()["7"] == shop.read_table()["7"]
+
+
+def test_the_switch_waits_for_what_is_on_its_way(shop, goal, wait_for):
+    with pytest.raises(ReexportError, match=r"fed from no topic .* --topic"):
+        end_move(shop.database, shop.entity, goal)
+    begun = move(shop, goal, rate=60)
+    with pytest.raises(ReexportError, match="has not finished"):
+        end_move(shop.database, shop.entity, goal)
+    with pytest.raises(ReexportError, match=f"re-export {begun.id} .* goes to"):
+        reexport.start(shop.database, shop.entity, rate=60)
+    assert move(shop, goal).id == begun.id
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    send(shop, 7, 1)
+    with pytest.raises(ReexportError, match=f"rows for '{shop.topic.name}' wait"):
+        end_move(shop.database, shop.entity, goal)
+    with heard("block.produced"), running(shop.app, "relay"):
+        await_sent(shop, wait_for)
+    end_move(shop.database, shop.entity, goal)
+    assert count(shop.admin, "topic_copies") == 0
+    assert shop.read_newest(goal.name) == shop.read_table()
+
+
+def test_topics_that_cannot_be_moved_to_are_refused_and_nothing_is_fed(shop, topic):
+    app = shop.app
+    with pytest.raises(ReexportError, match="already: leave the topic out"):
+        move(shop, shop.topic)
+    with pytest.raises(ReexportError, match="not compacted"):
+        move(shop, app.topic(topic(1), value=Item, compacted=True))
+    with pytest.raises(TopicError, match="no-such-topic"):
+        move(shop, app.topic("no-such-topic", value=Item, compacted=True))
+    assert count(shop.admin, "topic_copies") == count(shop.admin, "reexports") == 0
+    # Two topics would feed each other for ever.
+    shop.admin.execute(
+        "insert into jobs_lib.topic_copies values ('first', %s, 'items')",
+        (shop.topic.name,),
+    )
+    other = app.topic(topic(1, config=COMPACTED), value=Item, compacted=True)
+    with pytest.raises(ReexportError, match="is fed from one"):
+        move(shop, other)

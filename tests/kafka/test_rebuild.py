@@ -1,0 +1,194 @@
+"""A topic is emptied and filled again by one command, wherever that is interrupted."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.errors import ReexportError, TopicError
+from jobs_lib.kafka.places import find_places
+from jobs_lib.kafka.topic_settings import change, delete_before, read_own
+from jobs_lib.reexport import rebuild as module
+from jobs_lib.reexport.rebuild import rebuild
+from tests.support.apps import count, running
+from tests.support.records import produce, read_topic
+from tests.support.shop import Shop
+from tests.support.topics import make_anew
+
+pytestmark = pytest.mark.expects("fenced")
+
+OWN = {"cleanup.policy": "compact", "retention.ms": "86400000"}
+STEPS = ["change", "delete_before", "note_emptied", "begin", "note_begun", "load"]
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def shop(admin, database_url, bootstrap_servers, topic):
+    """A service whose topic has keys that the table has not."""
+    shop = Shop(admin, database_url, bootstrap_servers, topic(4, config=OWN))
+    shop.fill(1, 100)
+    records = [(str(n), {"id": n, "name": "old", "version": 1}) for n in range(50, 150)]
+    produce(bootstrap_servers, shop.topic.name, records, headers={"ce_version": "1"})
+    return shop
+
+
+def run(shop, **given):
+    return rebuild(
+        shop.database, shop.app.settings, shop.entity, **{"rate": 1_000_000, **given}
+    )
+
+
+def read_settings(shop):
+    return read_own(
+        shop.app.settings,
+        shop.topic.name,
+        ["cleanup.policy", "retention.ms", "retention.bytes"],
+    )
+
+
+def kill_at(monkeypatch, step, *, after):
+    """Let the process die before or after its first try of a step."""
+    died: list[str] = []
+
+    def dies(function, *args, **values):
+        if died:
+            return function(*args, **values)
+        died.append(step)
+        if after:
+            function(*args, **values)
+        raise Killed
+
+    if step.startswith("note_"):
+        query = module._run
+
+        def run_query(connection, database, entity, name, **values):
+            run = query if name != step else partial(dies, query)
+            return run(connection, database, entity, name, **values)
+
+        monkeypatch.setattr(module, "_run", run_query)
+    else:
+        function = getattr(module, step)
+        monkeypatch.setattr(module, step, lambda *a, **v: dies(function, *a, **v))
+
+
+def check_equal(shop):
+    """Check that the topic has what the table has, and its former settings."""
+    assert shop.read_newest() == shop.read_table()
+    assert read_settings(shop) == {**OWN, "retention.bytes": None}
+
+
+@pytest.mark.guarantee("W27")
+def test_a_rebuilt_topic_has_what_the_table_has_and_its_former_settings(shop):
+    ends = len(read_topic(shop.servers, shop.topic.name))
+    assert ends == 100
+    with running(shop.app, "executor", "relay"):
+        run(shop)
+        # Live traffic goes on.
+        shop.admin.execute("update items set name = 'new', version = 2 where id = 7")
+        with shop.database.connect("test") as connection, connection.transaction():
+            shop.topic.send_current(connection, key="7")
+        ended = shop.await_end()
+    assert (ended.state, ended.total) == ("finished", 100)
+    check_equal(shop)
+    records = read_topic(shop.servers, shop.topic.name)
+    assert not [one for one in records if one.json["name"] == "old"]
+
+
+@pytest.mark.guarantee("W27")
+@pytest.mark.timeout(300)
+def test_a_rebuild_goes_on_wherever_it_was_killed(shop, monkeypatch):
+    for step, after in itertools.product(STEPS, (False, True)):
+        produce(shop.servers, shop.topic.name, [("999", {"left": "over"})])
+        with monkeypatch.context() as patch:
+            kill_at(patch, step, after=after)
+            with pytest.raises(Killed):
+                run(shop)
+            run(shop)
+        with running(shop.app, "executor", "relay"):
+            shop.await_end()
+        check_equal(shop)
+        # It is not done once more than needed.
+        assert count(shop.admin, "reexports") == 1, (step, after)
+        shop.admin.execute("delete from jobs_lib.reexports")
+
+
+def test_a_rebuild_whose_note_was_lost_gives_the_declared_policy_back(shop):
+    # The server has lost its last commits, and Kafka has not.
+    change(shop.app.settings, shop.topic.name, module._DELETING)
+    run(shop)
+    declared = shop.topic.config
+    assert read_settings(shop)["cleanup.policy"] == declared["cleanup.policy"]
+    assert read_settings(shop)["retention.ms"] == declared.get("retention.ms")
+
+
+def test_a_topic_that_was_made_anew_meanwhile_is_filled(shop, kafka_admin, monkeypatch):
+    with monkeypatch.context() as patch:
+        kill_at(patch, "delete_before", after=False)
+        with pytest.raises(Killed):
+            run(shop)
+    make_anew(kafka_admin, shop.topic.name, 4)
+    change(shop.app.settings, shop.topic.name, OWN)
+    run(shop)
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    check_equal(shop)
+
+
+@pytest.mark.guarantee("W27")
+def test_a_group_that_is_behind_is_named_and_nothing_is_deleted(shop):
+    with running(shop.app, "consumers"):
+        shop.await_records(100)
+    produce(shop.servers, shop.topic.name, [("1", None)], headers={"ce_version": "0"})
+    with pytest.raises(ReexportError, match=rf"{shop.topic.name}-g by 1 records"):
+        run(shop)
+    assert len(read_topic(shop.servers, shop.topic.name)) == 101
+    assert read_settings(shop) == {**OWN, "retention.bytes": None}
+    assert count(shop.admin, "rebuilds") == count(shop.admin, "reexports") == 0
+    run(shop, although_behind=True)
+    settings, name = shop.app.settings, shop.topic.name
+    assert find_places(settings, name, "start") == find_places(settings, name, "end")
+
+
+def test_what_cannot_be_rebuilt_is_refused_and_nothing_is_deleted(shop, topic):
+    app = shop.app
+    begun = reexport.start(shop.database, shop.entity, rate=60)
+    with pytest.raises(ReexportError, match=f"re-export {begun.id} .* has not ended"):
+        run(shop)
+    reexport.cancel(shop.database, "items")
+    for name, error, text in (
+        (topic(1), ReexportError, r"not compacted"),
+        ("no-such-topic", TopicError, "no-such-topic"),
+    ):
+        other = app.topic(name, compacted=True)
+        app.entity(other, source="items", key="id", name=name)(shop.entity.load)
+        with pytest.raises(error, match=text):
+            rebuild(shop.database, app.settings, app.entities[name], rate=60)
+    with pytest.raises(ReexportError, match="the rate must be"):
+        run(shop, rate=0)
+    assert len(read_topic(shop.servers, shop.topic.name)) == 100
+    assert count(shop.admin, "rebuilds") == 0
+
+
+def test_a_re_export_that_began_before_the_topic_was_empty_does_not_count(
+    shop, monkeypatch
+):
+    emptied = delete_before
+
+    def start_another(*args):
+        reexport.start(shop.database, shop.entity, rate=60)
+        emptied(*args)
+
+    monkeypatch.setattr(module, "delete_before", start_another)
+    with pytest.raises(ReexportError, match="began before the topic was empty"):
+        run(shop)
+    reexport.cancel(shop.database, "items")
+    run(shop)
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    check_equal(shop)

@@ -1,0 +1,131 @@
+"""Keys that only the topic has become tombstones, unless they came back."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib import reexport
+from jobs_lib.errors import ReexportError, TopicError
+from jobs_lib.reexport.stale import SqlFinder, remove_stale, version_of_end
+from tests.support.apps import count, running
+from tests.support.records import produce, read_topic
+from tests.support.shop import COMPACTED, Shop
+
+pytestmark = pytest.mark.expects("fenced")
+
+
+@pytest.fixture
+def shop(admin, database_url, bootstrap_servers, topic):
+    return Shop(admin, database_url, bootstrap_servers, topic(4, config=COMPACTED))
+
+
+def remove(shop, **given):
+    """Begin to remove stale keys, without Spark."""
+    return remove_stale(
+        shop.database, shop.app.settings, shop.entity, **{"rate": 1_000_000, **given}
+    )
+
+
+@pytest.mark.guarantee("X10", "W26")
+@pytest.mark.parametrize("orphans", [200, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_orphans_are_gone_from_the_topic_and_the_model_and_one_that_came_back_lives(
+    shop, admin, orphans
+):
+    last = 100 + orphans
+    shop.fill(1, last)
+    with running(shop.app, "executor", "relay", "consumers"):
+        reexport.start(shop.database, shop.entity, rate=1_000_000)
+        shop.await_end()
+        shop.await_model()
+    # Nobody is told.
+    admin.execute("delete from items where id > 100")
+    begun = remove(shop)
+    assert (begun.state, begun.total, begun.stale) == ("running", orphans, True)
+    # One was born between the comparison and the sending; its row says so to nobody.
+    admin.execute("insert into items values (%s, 'born again', 7)", (last,))
+    with running(shop.app, "executor", "relay", "consumers"):
+        ended = shop.await_end()
+        shop.await_model()
+    assert (ended.sent, ended.state) == (orphans, "finished")
+    newest = shop.read_newest()
+    assert newest == shop.read_table()
+    assert newest[str(last)]["name"] == "born again"
+    ends = [r for r in read_topic(shop.servers, shop.topic.name) if r.value is None]
+    assert {r.headers["ce_version"] for r in ends} == {"2"}
+    assert len({r.key for r in ends}) == orphans - 1
+    # There is nothing left to do.
+    again = remove(shop)
+    assert (again.state, again.total) == ("finished", 0)
+
+
+def test_keys_with_odd_names_versions_and_ends(shop, bootstrap_servers):
+    name = shop.topic.name
+    shop.fill(1, 2)
+    produce(bootstrap_servers, name, [("1", {}), ("ended", {}), ("ended", None)])
+    odd = ["tab\tand\nline\\n", "ключ", "no number", "a" * 1_000]
+    produce(bootstrap_servers, name, [(key, {}) for key in odd])
+    # The newest record of this one has no version, and an older one has.
+    produce(bootstrap_servers, name, [("mixed", {})], headers={"ce_version": "8"})
+    produce(bootstrap_servers, name, [("mixed", {})])
+    # Kafka itself refuses records without a key where it compacts.
+    produce(bootstrap_servers, name, [("nul\0", {}), ("", {}), ("b" * 1_001, {})])
+    with SqlFinder().find(shop.database, shop.app.settings, shop.entity) as stale:
+        found = dict(stale.keys)
+    assert stale.count == len(found)
+    assert stale.unreadable == 3
+    assert found == dict.fromkeys(odd) | {"mixed": 8}
+    assert remove(shop).total == 5
+
+
+def test_the_end_of_a_key_follows_all_its_versions():
+    assert version_of_end(7, True) == 8
+    assert version_of_end(7, False) == 8
+    assert version_of_end(None, True) == 0
+    assert version_of_end(None, False) is None
+    assert version_of_end(2**63 - 1, True) == 2**63 - 1
+
+
+def test_a_second_call_goes_on_at_the_new_rate(shop, admin, bootstrap_servers):
+    produce(bootstrap_servers, shop.topic.name, [(str(n), {}) for n in range(250)])
+    begun = remove(shop, rate=60)
+    again = remove(shop, rate=90)
+    assert (again.id, again.rate, again.total) == (begun.id, 90, 250)
+    assert count(admin, "jobs") >= 3
+    keys = admin.execute(
+        "select k from jobs_lib.jobs, jsonb_array_elements_text(payload->'keys') k"
+    ).fetchall()
+    assert sorted(key for (key,) in keys) == sorted(map(str, range(250)))
+    with pytest.raises(ReexportError, match=f"re-export {begun.id} .* removes stale"):
+        reexport.start(shop.database, shop.entity, rate=60)
+    reexport.cancel(shop.database, "items")
+    other = reexport.start(shop.database, shop.entity, rate=60)
+    assert not other.stale
+    shop.fill(1, 1)
+    reexport.start(shop.database, shop.entity, rate=60)
+    with pytest.raises(ReexportError, match="has not ended, and there is one at a"):
+        remove(shop)
+
+
+def test_topics_that_cannot_be_compared_are_refused_and_nothing_is_loaded(
+    shop, admin, topic
+):
+    app, load = shop.app, shop.entity.load
+    events = app.topic(topic(1), compacted=True)
+    app.entity(events, source="items", key="id", name="events")(load)
+    nowhere = app.topic("no-such-topic", compacted=True)
+    app.entity(nowhere, source="items", key="id", name="nowhere")(load)
+    shared = app.topic(topic(1, config=COMPACTED), compacted=True)
+    app.entity(shared, source="items", key="id", name="one")(load)
+    app.entity(shared, source="item_rm", key="id", name="other")(load)
+    for name, error, text in (
+        ("events", ReexportError, r"not compacted .*cleanup\.policy=delete"),
+        ("nowhere", TopicError, "no-such-topic"),
+        ("one", ReexportError, r"several entities \(tables: item_rm, items\)"),
+    ):
+        with pytest.raises(error, match=text):
+            remove_stale(shop.database, app.settings, app.entities[name], rate=60)
+    with pytest.raises(ReexportError, match="the rate must be"):
+        remove(shop, rate=0)
+    with pytest.raises(ReexportError, match="a chunk holds"):
+        remove(shop, chunk=0)
+    assert count(admin, "reexports") == count(admin, "jobs") == 0

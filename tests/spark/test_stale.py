@@ -1,0 +1,57 @@
+"""Spark finds the keys that a topic has and the entity's table has not."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib import App
+from jobs_lib.settings import load_settings
+from spark_bridge.repairs import SparkFinder, start_stale
+from tests.reexport.helpers import make_entity, make_table, query
+from tests.support.records import produce
+from tests.support.shop import COMPACTED
+
+
+@pytest.fixture
+def states(database, bootstrap_servers, topic):
+    """An entity whose topic is there."""
+    settings = load_settings(
+        database_url=database.url, kafka_bootstrap_servers=bootstrap_servers
+    )
+    app = App("test", settings=settings)
+    declared = app.topic(topic(3, config=COMPACTED), compacted=True)
+    entity = make_entity()
+    return type(entity)("aircraft", declared, "aircraft", "tail", entity.load)
+
+
+def find(database, settings, states):
+    with SparkFinder().find(database, settings, states) as stale:
+        return stale.count, stale.unreadable, sorted(stale.keys)
+
+
+@pytest.mark.guarantee("X10", "W26")
+def test_keys_that_only_the_topic_has_are_found(
+    spark, database, bootstrap_servers, states
+):
+    settings = load_settings(kafka_bootstrap_servers=bootstrap_servers)
+    make_table(database, [f"N{n}" for n in range(50)])
+    name = states.topic.name
+    produce(
+        bootstrap_servers,
+        name,
+        [(f"N{n}", {}) for n in range(80)],
+        headers={"ce_version": "3"},
+    )
+    produce(bootstrap_servers, name, [("N79", None), ("ключ", {})])
+    produce(bootstrap_servers, name, [("nul\0", {}), ("", {}), ("b" * 1_001, {})])
+    expected = [(f"N{n}", 3) for n in range(50, 79)] + [("ключ", None)]
+    assert find(database, settings, states) == (30, 3, sorted(expected))
+    begun = start_stale(database, settings, states, rate=60, chunk=10)
+    assert (begun.total, begun.stale, begun.state) == (30, True, "running")
+    payloads = query(database, "select type, payload from jobs_lib.jobs")
+    assert {one for one, _ in payloads} == {"jobs_lib.reexport.stale"}
+    assert all(len(p["keys"]) == len(p["versions"]) <= 10 for _, p in payloads)
+    loaded: dict[str, int | None] = {}
+    for _, one in payloads:
+        loaded |= dict(zip(one["keys"], one["versions"], strict=True))
+    assert loaded == {key: version and version + 1 for key, version in expected}
