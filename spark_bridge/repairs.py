@@ -18,7 +18,7 @@ from spark_bridge.session import open_session
 from spark_bridge.topic import TopicPart, find_newest, read_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -49,7 +49,7 @@ class SparkFinder:
         with open_session(self.master) as spark:
             stale = find_stale(spark, Target.of(database), entity, part).persist()
             try:
-                yield _count(stale)
+                yield _count(stale, part.ends)
             finally:
                 stale.unpersist()
 
@@ -218,14 +218,14 @@ def choose_finder(engine: Literal["spark", "sql"], master: str | None) -> Finder
     return SparkFinder(master) if engine == "spark" else SqlFinder()
 
 
-def _count(stale: Any) -> Stale:
+def _count(stale: Any, ends: Mapping[int, int]) -> Stale:
     from pyspark.sql import functions as f
 
     unreadable = f.when(f.col("key").isNull(), f.col("records"))
     (row,) = stale.agg(f.count("key"), f.sum(unreadable)).collect()
     keys = stale.where(f.col("key").isNotNull()).select("key", "highest")
     found = ((one[0], one[1]) for one in keys.toLocalIterator())
-    return Stale(row[0], row[1] or 0, found)
+    return Stale(row[0], row[1] or 0, found, ends)
 
 
 def _make_task(

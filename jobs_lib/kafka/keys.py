@@ -69,6 +69,8 @@ def cut(
     ends: Mapping[int, int],
     size: int = PIECE,
     most: int = MOST_PIECES,
+    *,
+    oldest: bool = True,
 ) -> list[Piece]:
     """Cut partitions into pieces of about equal size, which several tasks read.
 
@@ -77,6 +79,8 @@ def cut(
         ends: the offset before which each partition ends.
         size: offsets in one piece.
         most: pieces at most, but one for each partition; they are larger then.
+        oldest: whether the starts are those of the oldest records, which may be deleted
+            before they are read.
     """
     lengths = {one: max(0, ends[one] - starts.get(one, 0)) for one in ends}
     size = max(size, -(-sum(lengths.values()) // most))
@@ -84,8 +88,7 @@ def cut(
     for partition, length in sorted(lengths.items()):
         begin, end = starts.get(partition, 0), ends[partition]
         for start in range(begin, begin + length, size):
-            # The oldest record may be deleted before it is read.
-            first = None if start == begin else start
+            first = None if oldest and start == begin else start
             pieces.append(Piece(partition, first, min(end, start + size)))
     return pieces
 

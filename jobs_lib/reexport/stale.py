@@ -1,11 +1,13 @@
 """Remove stale keys: those that the topic has and the entity's table has not.
 
-    ends of the topic ─▶ its keys ─▶ less the table's keys ─▶ chunk jobs ─▶ as any other
+    ends of the topic ─▶ its keys ─▶ less the table's keys ─▶ less those whose tombstone
+    is on its way ─▶ chunk jobs ─▶ as any other
 
 The ends are taken before the table is read. So a key that the topic has and the table
-has not was deleted behind the application, or is deleted just now. Its state is looked
-up once more when its row leaves: a key that came back is sent with its state, and one
-that is gone becomes a tombstone.
+has not was deleted behind the application, or is deleted just now. Those that are
+deleted just now have a row in the outbox, or a record behind the ends. The state of the
+others is looked up once more when their rows leave: a key that came back is sent with
+its state, and one that is gone becomes a tombstone.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from jobs_lib.reexport.source import find_source
 from jobs_lib.reexport.window import Window, find_rate, find_span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import BinaryIO
 
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _LARGEST = 2**63 - 1
-_COPY_CHUNKS = 500
 _COPY_BYTES = 65_536
 
 
@@ -64,6 +65,8 @@ class Stale:
     or it is not UTF-8, has NUL, or is too long."""
     keys: Iterable[tuple[str, int | None]]
     """Each key, with the highest version that a record of it has. To be read once."""
+    ends: Mapping[int, int]
+    """The offsets up to which the topic was read, by partition."""
 
 
 class Finder(Protocol):
@@ -96,7 +99,7 @@ class SqlFinder:
             file.seek(0)
             with database.connect("re-export") as connection:
                 found = _compare(connection, database.queries, entity, file)
-        yield Stale(len(found), unreadable, found)
+        yield Stale(len(found), unreadable, found, ends)
 
 
 def remove_stale(
@@ -142,11 +145,12 @@ def remove_stale(
         (finder or SqlFinder()).find(database, settings, entity) as stale,
         database.connect("re-export") as connection,
     ):
+        keys = _leave_out_recent(connection, database.queries, settings, entity, stale)
         return _load(
             connection,
             database.queries,
             entity,
-            stale,
+            keys,
             _choose_rate(rate, stale.count),
             chunk,
             watch_lag,
@@ -236,7 +240,7 @@ def _load(
     connection: psycopg.Connection[Any],
     queries: Queries,
     entity: Entity,
-    stale: Stale,
+    keys: Iterable[tuple[str, int | None]],
     rate: int,
     chunk: int,
     limit: LagLimit | None,
@@ -247,12 +251,7 @@ def _load(
         home, partitions = read_home(connection, queries)
         started = connection.execute(
             queries["start_stale"],
-            {
-                "entity": entity.name,
-                "topic": topic.name,
-                "rate": rate,
-                "total": stale.count,
-            },
+            {"entity": entity.name, "topic": topic.name, "rate": rate},
         ).fetchone()
         if started is None:
             raise ReexportError(
@@ -264,54 +263,66 @@ def _load(
                 queries["change_lag_limit"],
                 {"reexport": reexport, "group": limit.group, "records": limit.records},
             )
-        lines = encode_stale(
-            reexport, stale.keys, home, partitions, chunk, versioned=topic.versioned
-        )
+        chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
+        loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
-            for block in lines:
-                copy.write(block)
-        loaded = {"reexport": reexport, "total": stale.count}
+            for partition, some in chunks:
+                loaded["keys"] += len(some)
+                copy.write(encode_stale(reexport, some, f"{home}/{partition}"))
         connection.execute(queries["add_loaded_range"], loaded)
+        connection.execute(queries["count_range"], loaded)
         finish_if_done(connection, queries, reexport)
         return read_progress(connection, queries, reexport)
 
 
-def encode_stale(
-    reexport: int,
+def make_chunks(
     keys: Iterable[tuple[str, int | None]],
-    home: str,
     partitions: int,
     chunk: int,
     *,
     versioned: bool,
-) -> Iterator[bytes]:
-    """Yield chunk jobs as lines of COPY's text format, in blocks.
-
-    A job holds keys of one partition of the home topic, and lies in that origin.
-    """
+) -> Iterator[tuple[int, list[tuple[str, int | None]]]]:
+    """Yield a partition of the home topic, and some of its keys with their versions."""
     waiting: defaultdict[int, list[tuple[str, int | None]]] = defaultdict(list)
-    lines: list[bytes] = []
-
-    def add(partition: int) -> None:
-        names, versions = zip(*waiting.pop(partition), strict=True)
-        payload = {"reexport": reexport, "keys": names, "versions": versions}
-        # JSON has no raw tab or newline; backslashes are COPY's own escape.
-        text = json.dumps(payload, ensure_ascii=False).replace("\\", "\\\\")
-        line = f"{home}/{partition}\t{STALE_TYPE}\t\\N\tavailable\t{text}\t\\N\t\\N\n"
-        lines.append(line.encode())
-
     for key, highest in keys:
         partition = choose_partition(key, partitions)
         waiting[partition].append((key, version_of_end(highest, versioned)))
         if len(waiting[partition]) == chunk:
-            add(partition)
-        if len(lines) == _COPY_CHUNKS:
-            yield b"".join(lines)
-            lines.clear()
-    for partition in [*waiting]:
-        if waiting[partition]:
-            add(partition)
-    yield b"".join(lines)
+            yield partition, waiting.pop(partition)
+    yield from waiting.items()
+
+
+def encode_stale(
+    reexport: int, keys: Sequence[tuple[str, int | None]], origin: str
+) -> bytes:
+    """Encode a chunk job as a line of COPY's text format."""
+    names, versions = zip(*keys, strict=True)
+    payload = {"reexport": reexport, "keys": names, "versions": versions}
+    # JSON has no raw tab or newline; backslashes are COPY's own escape.
+    text = json.dumps(payload, ensure_ascii=False).replace("\\", "\\\\")
+    return f"{origin}\t{STALE_TYPE}\t\\N\tavailable\t{text}\t\\N\t\\N\n".encode()
+
+
+def _leave_out_recent(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    settings: Settings,
+    entity: Entity,
+    stale: Stale,
+) -> Iterator[tuple[str, int | None]]:
+    """Leave out keys whose own tombstone is on its way, or behind the first ends.
+
+    It may have a higher version than ours, which would follow it.
+    """
+    topic = entity.topic.name
+    # The outbox before the new ends: a row that has left by now is before those.
+    rows = connection.execute(queries["waiting_keys"], {"topic": topic}).fetchall()
+    recent = {key for (key,) in rows}
+    ends = find_committed_ends(settings, topic)
+    for piece in cut(stale.ends, ends, oldest=False):
+        for block in read_keys(settings, topic, piece):
+            recent.update(key for key in block.keys if key is not None)
+    return (one for one in stale.keys if one[0] not in recent)
 
 
 def _write_lines(block: Keys, file: BinaryIO) -> int:

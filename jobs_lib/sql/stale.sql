@@ -34,12 +34,21 @@ where not n.tombstone and not exists (
 )
 
 -- name: start_stale
--- It begins with all keys loaded. If two start at once, the unique index lets one in.
-insert into {schema}.reexports (entity, topic, rate, state, total, stale)
-values (%(entity)s, %(topic)s, %(rate)s, 'running', %(total)s, true)
+-- Its keys are loaded in the same transaction. If two start at once, the unique index
+-- lets one in.
+insert into {schema}.reexports (entity, topic, rate, state, stale)
+values (%(entity)s, %(topic)s, %(rate)s, 'running', true)
 on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
 returning id
 
 -- name: add_loaded_range
 insert into {schema}.reexport_ranges (reexport_id, range, keys, loaded_at)
-values (%(reexport)s, 0, %(total)s, clock_timestamp())
+values (%(reexport)s, 0, %(keys)s, clock_timestamp())
+
+-- name: waiting_keys
+-- The keys of a topic whose live rows have not left.
+select o.key from {schema}.outbox o
+where o.topic = %(topic)s and o.class = 0 and o.key is not null
+union all
+select r.key from {schema}.held_rows r
+where r.topic = %(topic)s and r.class = 0 and r.key is not null

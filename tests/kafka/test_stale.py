@@ -6,6 +6,8 @@ import pytest
 
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError, TopicError
+from jobs_lib.kafka.places import find_committed_ends
+from jobs_lib.reexport import stale as module
 from jobs_lib.reexport.stale import SqlFinder, remove_stale, version_of_end
 from tests.support.apps import count, running
 from tests.support.records import produce, read_topic
@@ -75,6 +77,35 @@ def test_keys_with_odd_names_versions_and_ends(shop, bootstrap_servers):
     assert stale.unreadable == 3
     assert found == dict.fromkeys(odd) | {"mixed": 8}
     assert remove(shop).total == 5
+
+
+@pytest.mark.guarantee("X10")
+def test_keys_that_are_deleted_meanwhile_get_no_second_tombstone(
+    shop, admin, monkeypatch, bootstrap_servers
+):
+    name = shop.topic.name
+    shop.fill(1, 4)
+    records: list[tuple[str, object]] = [(str(n), {}) for n in range(1, 5)]
+    produce(bootstrap_servers, name, records, headers={"ce_version": "1"})
+
+    def find_ends(settings, topic):
+        found = find_committed_ends(settings, topic)
+        if admin.execute("delete from items where id < 4 returning id").fetchall():
+            # Behind the application, and twice as one should: the tombstone of one is
+            # in the topic, and that of the other one waits.
+            produce(bootstrap_servers, name, [("2", None)], headers={"ce_version": "9"})
+            with shop.database.connect("test") as connection, connection.transaction():
+                shop.topic.tombstone(connection, key="3", version=9)
+        return found
+
+    monkeypatch.setattr(module, "find_committed_ends", find_ends)
+    assert remove(shop).total == 1
+    jobs = admin.execute("select payload->'keys' from jobs_lib.jobs").fetchall()
+    assert jobs == [(["1"],)]
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    last = {r.key: r.headers["ce_version"] for r in read_topic(shop.servers, name)}
+    assert last == {"1": "2", "2": "9", "3": "9", "4": "1"}
 
 
 def test_the_end_of_a_key_follows_all_its_versions():

@@ -145,6 +145,7 @@ def test_pieces_cover_each_offset_once():
         Piece(0, 15, 25),
         Piece(2, None, 4),
     ]
+    assert cut({0: 5}, {0: 8}, 10, oldest=False) == [Piece(0, 5, 8)]
     # The log was cut beyond an end that was taken before.
     assert cut({0: 9}, {0: 5}, 10) == []
     assert cut({0: 0}, {0: 100}, 10, most=4) == [
