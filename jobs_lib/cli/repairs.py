@@ -10,10 +10,8 @@ import click
 from jobs_lib import reexport as api
 from jobs_lib.cli.reexport import (
     _app,
-    _choose,
     _entity,
     _find,
-    _find_limit,
     _find_topic,
     _in_background,
     _print,
@@ -24,6 +22,7 @@ from jobs_lib.cli.reexport import (
     reexport,
 )
 from jobs_lib.cli.terminal import json_option
+from jobs_lib.operating.reexports import choose_rate, find_limit
 from jobs_lib.reexport.control import REACHED
 from jobs_lib.reexport.move import end_move
 from jobs_lib.reexport.run import CHUNK
@@ -81,8 +80,8 @@ def stale(
 ) -> None:
     """Send tombstones for keys that the topic has and the table has not."""
     app, entity = _find(path, name)
-    chosen = _choose(rate, window, tz)
-    watched = None if limit is None else _find_limit(app, entity, limit)
+    chosen = choose_rate(rate, window, tz)
+    watched = None if limit is None else find_limit(app, entity, limit)
     if dry_run:
         _print_count(app, entity, chosen, choose_finder(engine, master), as_json)
         return
@@ -144,7 +143,7 @@ def rebuild(
 ) -> None:
     """Delete what the topic has, and send all states again; or go on with that."""
     app, entity = _find(path, name)
-    chosen = _choose(rate, window, tz)
+    chosen = choose_rate(rate, window, tz)
     database = app.database()
 
     def load() -> Progress:

@@ -297,7 +297,8 @@ def find_unfinished(
     if stale:
         raise ReexportError(
             f"the re-export {number} of {entity!r} removes stale keys and has not "
-            f"ended: wait for its end, or end it with `jobs-lib reexport cancel {entity}`"
+            "ended: wait for its end, or end it with `jobs-lib reexport cancel "
+            f"{entity}`"
         )
     if not has_ranges:
         if finish_if_done(connection, queries, number):
@@ -308,6 +309,8 @@ def find_unfinished(
             f"it is finished, or end it by `jobs-lib reexport cancel {entity}`"
         )
     return number, started_at, topic
+
+
 def check_chunk(chunk: int) -> None:
     """Refuse a number of keys that no chunk job may have.
 
