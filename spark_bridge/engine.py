@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jobs_lib import reexport
+from jobs_lib.errors import ReexportError
 from jobs_lib.reexport.run import AHEAD, CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
+from spark_bridge.frame_engine import start_frame
 from spark_bridge.loader import Target, load_with_spark
 from spark_bridge.session import open_session
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import LagLimit, Loading, Progress, Window
+    from spark_bridge.frames import FrameSource
 
 KEEP = 60.0
 """Seconds for which Spark is kept while nothing is to be loaded: a cluster needs some
@@ -61,11 +64,19 @@ class SparkEngine:
         Raises:
             ReexportError: Spark does not start.
         """
+        target = Target.of(database)
+        load_with_spark(self.open(), target, loading, ranges)
+
+    def open(self) -> Any:
+        """Start Spark unless it runs, and return its session.
+
+        Raises:
+            ReexportError: Spark does not start.
+        """
         if self._session is None:
             opened = open_session(self._master, self._settings)
             self._session = self._stack.enter_context(opened)
-        target = Target.of(database)
-        load_with_spark(self._session, target, loading, ranges)
+        return self._session
 
     def idle(self, seconds: float) -> None:
         """Stop Spark if nothing was to be loaded for long enough."""
@@ -92,6 +103,7 @@ def start(
     on_progress: Callable[[Progress], None] | None = None,
     snapshot: bool = False,
     hold_for: float = HOLD_SECONDS,
+    frame: FrameSource | None = None,
 ) -> Progress:
     """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
 
@@ -112,11 +124,35 @@ def start(
         snapshot: load the keys that the table has at one moment; see the page about
             re-exports.
         hold_for: seconds for which the snapshot may be held.
+        frame: a DataFrame that carries the states, with their keys and versions.
+            Defaults to the entity's own table.
 
     Raises:
         ReexportError: it cannot be planned, begun or loaded as asked.
     """
+    if frame is not None and snapshot:
+        raise ReexportError(
+            "a snapshot is one of the entity's table, and a DataFrame has none: leave "
+            "one of both out"
+        )
+    if frame is not None and engine == "sql":
+        raise ReexportError(
+            "only Spark reads a DataFrame: leave `sql` out as the engine"
+        )
     with SparkEngine(master, keep=keep) as spark:
+        if frame is not None:
+            return start_frame(
+                database,
+                entity,
+                frame,
+                spark,
+                rate=rate,
+                ranges=ranges,
+                chunk=chunk,
+                ahead=ahead,
+                watch_lag=watch_lag,
+                on_progress=on_progress,
+            )
         return reexport.start(
             database,
             entity,

@@ -101,6 +101,7 @@ def make_files(stage: Stage) -> list[list[bytes]]:
     """The lines of all jobs, for two connections."""
     begun = stage.begin(1)
     source = begun.loading.source
+    assert source is not None
     with stage.database.connect("benchmark") as connection:
         queries = stage.database.queries
         ranges = reexport.plan_ranges(connection, queries, FLIGHTS).ranges

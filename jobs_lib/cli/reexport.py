@@ -22,6 +22,7 @@ from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
+from spark_bridge.frames import FrameSource
 from spark_bridge.repairs import start_move
 
 if TYPE_CHECKING:
@@ -133,6 +134,12 @@ def plan(
     help="Hold the snapshot for so long, at most.",
 )
 @click.option("--topic", help="Fill this new topic, and feed both until `switch`.")
+@click.option(
+    "--parquet",
+    metavar="PATH",
+    help="Take the states from these files, with key, version and state.",
+)
+@click.option("--csv", metavar="PATH", help="The same from CSV with a line of names.")
 @click.option("--dry-run", is_flag=True, help="As `plan`.")
 @click.option("--watch", is_flag=True, help="Show the progress until the end.")
 @json_option
@@ -151,6 +158,8 @@ def start(
     snapshot: bool,
     hold_for: float,
     topic: str | None,
+    parquet: str | None,
+    csv: str | None,
     dry_run: bool,
     watch: bool,
     as_json: bool,
@@ -158,12 +167,18 @@ def start(
     """Begin a re-export, or continue one that was interrupted."""
     app, entity = _find(path, name)
     chosen = choose_rate(rate, window, tz)
+    frame = _find_frame(parquet, csv, dry_run=dry_run)
     watched = None if limit is None else find_limit(app, entity, limit)
     if dry_run:
         _print_plan(app, entity, chosen, ranges, as_json)
         return
     database = app.database()
     goal = None if topic is None else _find_topic(app, path, topic)
+    if goal is not None and (frame is not None or snapshot or ranges is not None):
+        raise ReexportError(
+            "--topic fills a new topic from the table: leave --parquet, --csv, "
+            "--snapshot and --ranges out"
+        )
 
     def load() -> Progress:
         if goal is not None:
@@ -191,6 +206,7 @@ def start(
             snapshot=snapshot,
             hold_for=hold_for,
             on_progress=None if as_json else _once(_print_begin),
+            frame=frame,
         )
 
     if watch:
@@ -306,6 +322,25 @@ def _find_topic(app: App, path: str, name: str) -> Topic[Any]:
             "app.topic"
         )
     return found[0]
+
+
+def _find_frame(
+    parquet: str | None, csv: str | None, *, dry_run: bool
+) -> FrameSource | None:
+    """The files that the options name; None for the entity's table."""
+    if parquet is None and csv is None:
+        return None
+    if parquet is not None and csv is not None:
+        raise ReexportError("the states have one source: either --parquet or --csv")
+    if dry_run:
+        raise ReexportError(
+            "--dry-run plans the entity's table: without it, files are examined as a "
+            "whole before anything begins"
+        )
+    if parquet is not None:
+        return FrameSource.parquet(parquet)
+    assert csv is not None
+    return FrameSource.csv(csv)
 
 
 def _print_begin(progress: Progress) -> None:

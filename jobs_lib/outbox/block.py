@@ -23,11 +23,16 @@ The time is JSON, in UTC; the size is set if the value was not read with the row
 """
 BatchRow: TypeAlias = "tuple[Any, ...]"
 """(id, ctid, topic, key, entity, re-export, superseded, its state, held, time, version,
-cause), as read."""
+cause, source), as read.
+
+The state and the source are those of the re-export.
+"""
 Message: TypeAlias = (
     "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
 )
 """(topic, value, key, headers): the arguments for the producer."""
+Left: TypeAlias = "tuple[str, str, int | None, int]"
+"""(topic, key, version, re-export whose staged state it was; 0 for none)."""
 
 ID, PLACE, TOPIC, VALUE, ENTITY, HELD, SIZE = map(itemgetter, (0, 1, 2, 4, 7, 9, 10))
 """Fields of a live row."""
@@ -63,6 +68,8 @@ class OutboxRecord:
     """Whether a re-export sends it for a key of its table, and for no change."""
     older: list[Row] | None = None
     """Older rows of the key that this record stands for, too."""
+    staged: int | None = None
+    """The re-export of a DataFrame whose staged state is the value."""
 
     def supersede(self, older: OutboxRecord) -> None:
         """Stand for an older record of the key, too.
@@ -127,6 +134,13 @@ class PlainRows:
     def done(self) -> tuple[list[int], list[bytes]]:
         """The ids and places of all rows."""
         return [*map(ID, self._rows)], [*map(PLACE, self._rows)]
+
+    @property
+    def versions(self) -> Iterator[Left]:
+        """What has left, once Kafka has the rows."""
+        for _, _, topic, key, _, _, version, *_ in self._rows:
+            if key is not None:
+                yield topic, key, version, 0
 
     def make_messages(self) -> Iterator[Message]:
         """Yield the producer's arguments for each row.
@@ -279,8 +293,29 @@ class Block:
             places += [place for _, _, place in rows]
         return ids, places
 
+    @property
+    def versions(self) -> Iterator[Left]:
+        """What has left of each key, once Kafka has the records."""
+        if isinstance(self.outgoing, PlainRows):
+            yield from self.outgoing.versions
+            return
+        for one in self.outgoing:
+            if one.key is not None:
+                yield one.topic, one.key, one.version, one.staged or 0
+
     def __bool__(self) -> bool:
         return bool(self.outgoing or self.dropped or self.refusals or self.behind)
+
+    def drop(self, records: Iterable[OutboxRecord]) -> None:
+        """Delete the rows of these records without sending them."""
+        dropped = {*map(id, records)}
+        kept = []
+        for record in self.records:
+            if id(record) in dropped:
+                self.dropped += record.rows
+            else:
+                kept.append(record)
+        self.outgoing = kept
 
     def keep(self, sent: Records, refusals: Sequence[Refusal]) -> None:
         """Keep these records; all others are refused, or wait behind refused ones."""

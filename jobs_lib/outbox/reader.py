@@ -25,6 +25,7 @@ from jobs_lib.outbox.block import (
     make_record,
 )
 from jobs_lib.outbox.losses import Losses
+from jobs_lib.outbox.staged import OF_FRAME, fill_in_staged
 from jobs_lib.outbox.starts import Start
 from jobs_lib.outbox.topic import Gone, read_version
 from jobs_lib.postgres.database import plain_errors
@@ -203,15 +204,17 @@ class Reader:
                 self.own(shard, epoch) | {"id": row_id},
                 binary=True,
             ).fetchall()
-            for *row, reexport_id, dropped, cause in rows:
+            for *row, reexport_id, dropped, cause, source in rows:
                 if reexport_id is not None:
                     block.reexports.add(reexport_id)
                 if dropped:
                     block.dropped.append((BATCH, *row[:2]))
                     continue
                 heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
-                self._add_live(connection, block, [tuple(row)], heads)
-                if cause == _OF_TABLE:
+                of_table = cause == _OF_TABLE
+                staged = reexport_id if of_table and source == OF_FRAME else None
+                self._add_live(connection, block, [tuple(row)], heads, staged)
+                if of_table:
                     for record in block.records:
                         record.of_table = True
                     self._drop_unversioned(block, block.records)
@@ -276,6 +279,7 @@ class Reader:
         block: Block,
         rows: Iterable[LiveRow],
         heads: Mapping[str, Headers],
+        staged: int | None = None,
     ) -> None:
         places: dict[tuple[str, str], int] = {}
         records = block.records
@@ -285,6 +289,7 @@ class Reader:
                 block.behind.append((LIVE, row_id, place))
                 continue
             record = make_record(row, heads[topic])
+            record.staged = staged
             if key is None or topic not in self._merging:
                 records.append(record)
                 continue
@@ -341,13 +346,19 @@ class Reader:
         for reexport_id, waiting in found.waiting.items():
             last: dict[tuple[str, str], OutboxRecord] = {}
             for row in waiting[: allowed.get(reexport_id, 0)]:
-                row_id, place, topic, key, entity, *_, at, version, cause = row
+                row_id, place, topic, key, entity, *_, at, version, cause, source = row
                 head = self._head(topic, reexport_id)
+                of_table = cause == _OF_TABLE
                 record = OutboxRecord(
                     topic, key, None, BATCH, row_id, place, head, at[1:-1], version,
-                    entity=entity, of_table=cause == _OF_TABLE,
+                    entity=entity, of_table=of_table,
+                    staged=reexport_id if of_table and source == OF_FRAME else None,
                 )  # fmt: skip
                 if earlier := last.get((topic, key)):
+                    if record.staged is not None and earlier.staged is None:
+                        # The current state is newer than a staged one.
+                        block.dropped.append(record.row)
+                        continue
                     # Both would carry the same state.
                     block.dropped.append(earlier.row)
                     if version is None:
@@ -364,11 +375,16 @@ class Reader:
         block: Block,
         records: list[OutboxRecord],
     ) -> None:
-        """Fill in the current states of entities."""
+        """Fill in the current states of entities, and those that are staged."""
         refusals: list[Refusal] = []
         until = time.monotonic() + _SEARCH_SECONDS
         by_entity: dict[str, list[OutboxRecord]] = {}
+        staged = [record for record in records if record.staged is not None]
+        if staged:
+            block.drop(fill_in_staged(connection, self._database.queries, staged))
         for record in records:
+            if record.staged is not None:
+                continue
             by_entity.setdefault(record.entity or "", []).append(record)
         for name, of_entity in by_entity.items():
             entity = self._entities.get(name)
@@ -457,19 +473,13 @@ class Reader:
         Consumers would use the offset as the version, and might then refuse the states
         of a key that comes back. They lose nothing: the deletion itself was a row, too.
         """
-        of_reexports = {*map(id, found)}
-        kept = []
-        for record in block.records:
-            if (
-                id(record) in of_reexports
-                and record.value is None
-                and record.version is None
-                and record.topic in self._versioned
-            ):
-                block.dropped += record.rows
-            else:
-                kept.append(record)
-        block.outgoing = kept
+        block.drop(
+            record
+            for record in found
+            if record.value is None
+            and record.version is None
+            and record.topic in self._versioned
+        )
 
     def _report_tombstones(self, rows: list[LiveRow], topics: Set[str]) -> None:
         """Report versioned topics that get a tombstone without a version."""

@@ -24,6 +24,7 @@ from jobs_lib.errors import FencedError
 from jobs_lib.loop import Loop
 from jobs_lib.outbox.block import Hold
 from jobs_lib.outbox.copies import Copies
+from jobs_lib.outbox.staged import MUST_NOTE, note_versions
 from jobs_lib.outbox.starts import Starts
 from jobs_lib.postgres.tid_array import TidArray
 from jobs_lib.postgres.values import int_array
@@ -285,29 +286,50 @@ class RelayThread:
         ids, places = block.done
         if not ids:
             return
-        parameters = {
+        values = {
             **self._fence(shard, epoch),
             "places": TidArray(places),
             "ids": int_array(ids),
             "dropped": int_array(row_id for _, row_id, _ in block.dropped),
         }
-
-        def delete(query: str) -> Any:
-            statement = self._database.queries[query]
-            return connection.execute(statement, parameters, prepare=True).fetchone()
-
-        row = None if block.reexports else delete("delete_live")
-        if row is None:
+        if block.reexports:
             self._copies.write(connection, block)
-            row = delete("delete_block")
+        query = "delete_block" if block.reexports else "delete_live"
+        deleted = self._delete_rows(connection, query, values, block)
         self._finish(connection, block)
         self._starts.reach(ids[-1])
-        deleted = cast("tuple[int]", row)[0]
         if deleted != len(ids):
             raise FencedError(
                 f"{len(ids) - deleted} of {len(ids)} rows of shard {shard} were not "
                 "there to delete: another relay has taken it over"
             )
+
+    def _delete_rows(
+        self,
+        connection: psycopg.Connection[Any],
+        query: str,
+        values: Mapping[str, Any],
+        block: Block,
+    ) -> int:
+        """Delete rows that Kafka has, once what they say is written elsewhere.
+
+        A statement that deletes nothing says what is to be written first: rows for the
+        copies of a topic, or the versions that have left. So every snapshot has the
+        row, or what was written.
+        """
+        noted = False
+        while True:
+            row = connection.execute(
+                self._database.queries[query], {**values, "noted": noted}, prepare=True
+            ).fetchone()
+            if row is None:
+                self._copies.write(connection, block)
+                query = "delete_block"
+            elif row[0] == MUST_NOTE:
+                note_versions(connection, self._database.queries, block.versions)
+                noted = True
+            else:
+                return cast("tuple[int]", row)[0]
 
     def _fence(self, shard: int, epoch: int) -> dict[str, Any]:
         """The parameters of all statements that delete or move rows."""
@@ -398,12 +420,9 @@ class RelayThread:
             self._write_holds(connection, shard, epoch, [again, found], [])
             return False
         self._copies.write(connection, block)
-        own = self._fence(shard, epoch)
-        row = connection.execute(
-            self._database.queries["delete_held"],
-            own | {"id": row_id, "dropped": bool(block.dropped)},
-        ).fetchone()
-        if row != (1,):
+        values = {"id": row_id, "dropped": bool(block.dropped)}
+        values |= self._fence(shard, epoch)
+        if self._delete_rows(connection, "delete_held", values, block) != 1:
             raise FencedError(
                 f"row {row_id} of shard {shard} was not there to delete: another relay "
                 "has taken it over, or somebody has dropped it"

@@ -96,6 +96,11 @@ class Topic(Generic[V]):
         return self._largest
 
     @property
+    def settings(self) -> Settings:
+        """The settings of the app, for what reads the topic."""
+        return self._settings()
+
+    @property
     def sources(self) -> list[str]:
         """The tables of the entities whose states the topic holds."""
         return [one.source for one in self._entities.values() if one.topic is self]

@@ -31,6 +31,8 @@ _COPIED = (
     "reexport_ranges",
     "rebuilds",
     "topic_copies",
+    "reexport_states",
+    "reexport_versions",
     "origins",
     "processes",
     "topics",

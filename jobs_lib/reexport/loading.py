@@ -38,7 +38,8 @@ class Loading:
 
     reexport: int
     started_at: datetime
-    source: Source
+    source: Source | None
+    """The table; None if the states are staged."""
     chunk: int
     """Keys in one chunk job, at most."""
     home: str
@@ -122,8 +123,12 @@ def load_range(
         ReexportError: there is no such range, or no such re-export any more; or
             another loader has taken or lost the snapshot.
     """
-    read = read or KeyList.read
-    keys = None
+    read, keys, source = read or KeyList.read, None, loading.source
+    if source is None:
+        raise ReexportError(
+            f"the states of the re-export {loading.reexport} come from a DataFrame: "
+            "load it with that"
+        )
     if loading.snapshot is not None:
         # In a transaction of its own. One that reads an old snapshot could not update
         # rows that other loaders have changed since.
@@ -132,7 +137,7 @@ def load_range(
             return None
         with reading(connection, queries, loading.snapshot):
             connection.execute(queries["settle_text_forms"])
-            keys = read(connection, queries, loading.source, *bounds)
+            keys = read(connection, queries, source, *bounds)
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
         bounds = _find_bounds(connection, queries, loading, number)
@@ -142,7 +147,7 @@ def load_range(
             connection.execute(queries["settle_text_forms"])
             # COPY in and COPY out cannot share a connection, so the keys are read into
             # memory first. A range is small enough for that.
-            keys = read(connection, queries, loading.source, *bounds)
+            keys = read(connection, queries, source, *bounds)
         keys.check()
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
             for block in keys.encode(loading):

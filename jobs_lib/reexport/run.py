@@ -25,7 +25,7 @@ from jobs_lib.reexport.snapshot import (
     hold_snapshot,
     refuse_lost,
 )
-from jobs_lib.reexport.source import find_source
+from jobs_lib.reexport.source import find_source, refuse_other_source
 from jobs_lib.reexport.window import Window, find_rate, find_span
 
 if TYPE_CHECKING:
@@ -173,13 +173,13 @@ def begin(
                 check_keys(plan.total, hold)
             with connection.transaction():
                 home, partitions = read_home(connection, queries)
-                per_minute = _find_rate(rate, plan.total)
+                per_minute = settle_rate(rate, plan.total)
                 row = connection.execute(
                     queries["start_reexport"],
                     {**name, "topic": goal, "rate": per_minute},
                 ).fetchone()
                 if row is not None:
-                    _watch(connection, queries, row[0], watch_lag)
+                    set_lag_limit(connection, queries, row[0], watch_lag)
                     values = {
                         "reexport": row[0],
                         "lowers": [piece.lower for piece in plan.ranges],
@@ -191,6 +191,8 @@ def begin(
                     return Begun(row[0], False, loading)
             # Another process was faster: continue its re-export.
             unfinished = find_unfinished(connection, queries, entity.name)
+        if unfinished is not None:
+            refuse_other_source(connection, queries, unfinished[0], "table")
         source = find_source(connection, queries, entity)
         if unfinished is None:
             raise ReexportError(
@@ -208,9 +210,9 @@ def begin(
         left = progress.left
         connection.execute(
             queries["change_rate"],
-            {"reexport": unfinished[0], "rate": _find_rate(rate, left)},
+            {"reexport": unfinished[0], "rate": settle_rate(rate, left)},
         )
-        _watch(connection, queries, unfinished[0], watch_lag)
+        set_lag_limit(connection, queries, unfinished[0], watch_lag)
         loading = Loading(unfinished[0], unfinished[1], source, chunk, home, partitions)
         return Begun(unfinished[0], True, loading)
 
@@ -321,11 +323,11 @@ def check_chunk(chunk: int) -> None:
         raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
 
 
-def _find_rate(rate: int | Window, keys: int) -> int:
+def settle_rate(rate: int | Window, keys: int) -> int:
     return rate if isinstance(rate, int) else find_rate(keys, find_span(rate))
 
 
-def _watch(
+def set_lag_limit(
     connection: psycopg.Connection[Any],
     queries: Queries,
     reexport: int,

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.outbox.keys import split_key
+from jobs_lib.outbox.staged import OF_FRAME
 
 if TYPE_CHECKING:
     import psycopg
@@ -135,3 +136,24 @@ def _text(columns: list[sql.Identifier]) -> sql.Composed:
     if len(texts) == 1:
         return texts[0]
     return sql.SQL("json_build_array({})::text").format(sql.SQL(", ").join(texts))
+
+
+def refuse_other_source(
+    connection: psycopg.Connection[Any], queries: Queries, reexport: int, wanted: str
+) -> None:
+    """Refuse to go on with a re-export whose states come from elsewhere.
+
+    Raises:
+        ReexportError: its source is another kind than the wanted one.
+    """
+    row = connection.execute(
+        queries["read_source"], {"reexport": reexport}
+    ).fetchone() or (wanted,)
+    if row[0] != wanted:
+        of_frame = row[0] == OF_FRAME
+        source = "a DataFrame" if of_frame else "the entity's table"
+        way_out = "give it again" if of_frame else "start it without a DataFrame"
+        raise ReexportError(
+            f"the unfinished re-export {reexport} takes its states from {source}: "
+            f"{way_out} to go on with it, or cancel it"
+        )

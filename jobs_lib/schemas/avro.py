@@ -156,6 +156,12 @@ class AvroEncoder:
             found = self._registry().find_id(self.subject, self.schema)
             self._prefix = _PREFIX.pack(_MAGIC, found)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make a copy for another process; it asks no registry."""
+        self.load()
+        parts = self._adapter, self._topic(), self.schema, self._prefix
+        return _copy_encoder, parts
+
     def encode(self, value: Any) -> bytes:
         """Encode a value in the wire format."""
         self.load()
@@ -189,6 +195,20 @@ class AvroEncoder:
     def show(self, data: bytes) -> Any:
         """Decode the bytes with the topic's own schema."""
         return _read(data, self.schema, None)[0]
+
+
+def _copy_encoder(
+    adapter: TypeAdapter[Any], topic: str, schema: AvroSchema, prefix: bytes
+) -> AvroEncoder:
+    def find_registry() -> Registry:
+        raise ConfigurationError(
+            f"the encoder of the topic {topic!r} is a copy and knows no registry: "
+            "load the schemas where it was made"
+        )
+
+    copy = AvroEncoder(adapter, lambda: topic, schema, find_registry)
+    copy._prefix = prefix
+    return copy
 
 
 class AvroDecoder:

@@ -1,8 +1,9 @@
 """The upkeep that every service does now and then, in a thread of its own.
 
-It creates and drops the history's days, deletes keys that have been gone for long,
-entities that answers need no more and old requests, and reports transactions that have
-been open for long: until they end, the dead rows of all other transactions pile up.
+It creates and drops the history's days, drops the staged states of re-exports that have
+ended, deletes keys that have been gone for long, entities that answers need no more and
+old requests, and reports transactions that have been open for long: until they end, the
+dead rows of all other transactions pile up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jobs_lib.backoff import Retry
 from jobs_lib.loop import Loop
 from jobs_lib.operating.checks import Limits
 from jobs_lib.operating.history import maintain
+from jobs_lib.reexport.staging import drop_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -78,11 +80,13 @@ class Maintenance:
     def _work(self) -> Iterator[None]:
         while not self._loop.stopping.is_set():
             self._report_old_transactions()
+            drop_ended(self._database)
             if time.monotonic() >= self._maintain_at:
                 maintain(self._database, self._keep)
                 self._forget("forget_gone_keys", {"days": _GONE_DAYS})
                 self._forget("forget_expired", {"seconds": self._answer_seconds})
                 self._forget("forget_requests", {"seconds": self._request_seconds})
+                self._forget("forget_versions", {})
                 self._forget_reached()
                 self._maintain_at = time.monotonic() + _vary(_HOUR)
             yield

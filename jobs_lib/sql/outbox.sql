@@ -305,13 +305,15 @@ select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
     ) as superseded,
     o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text, o.version,
-    o.cause
+    o.cause, o.source
 from (
-    select o.*, x.state
+    select o.*, x.state, x.source
     from (
         select few.id, (
             select r.state from {schema}.reexports r where r.id = few.id
-        ) as state
+        ) as state, (
+            select r.source from {schema}.reexports r where r.id = few.id
+        ) as source
         from (
             select p.reexport_id as id from present p where p.reexport_id is not null
             union
@@ -348,17 +350,20 @@ select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 
 -- name: delete_live
 -- Delete exactly the rows that Kafka has acknowledged, under the fence. Rows that
--- appeared meanwhile stay, whatever their ids.
--- While a topic has a copy, nothing is deleted and no row comes back.
-select {schema}.delete_rows(
+-- appeared meanwhile stay, whatever their ids. It is -1, and nothing is deleted, if
+-- versions must be noted first. While a topic has a copy, nothing is deleted and no row
+-- comes back.
+select case when {must_note} then -1 else {schema}.delete_rows(
     %(shard)s::int, %(owner)s, case when {same_server} then %(epoch)s::bigint else -1 end,
     %(places)s::tid[], %(ids)s::bigint[]
-)
+) end
 where not exists (select from {schema}.topic_copies)
 
 -- name: delete_block
 -- The same for a block with rows of re-exports; it also counts their progress.
-with own as materialized ({fenced_shard}),
+with own as materialized (
+    select mine.origin from ({fenced_shard}) mine where not {must_note}
+),
 there as (
     -- By the places where they were read, without an index look-up for each. VACUUM
     -- FULL, for one, may have moved the rows, and another may be there now. So the id is
@@ -397,7 +402,7 @@ progress as (
     ) n
     where r.id = n.reexport_id
 )
-select count(*) from gone
+select case when {must_note} then -1 else (select count(*) from gone) end
 
 -- part: due
 -- Whether the hold `h` is due. No hold waits for more than 600 seconds: a time further
@@ -533,20 +538,22 @@ exists (
 )
 
 -- name: read_held
--- The columns of `read_live`, the re-export, and whether the row must be dropped by the
--- conditions of `read_batch`.
+-- The columns of `read_live`, the re-export, whether the row must be dropped by the
+-- conditions of `read_batch`, and where the re-export's states come from.
 select r.id, r.ctid, r.topic, r.key, r.value, r.headers, r.version, r.entity,
     to_json(r.created_at at time zone 'UTC')::text, false, null::int, r.reexport_id,
     r.reexport_id is not null
         and (coalesce(e.state, 'cancelled') = 'cancelled' or {followed}),
-    r.cause
+    r.cause, e.source
 from {schema}.held_rows r left join {schema}.reexports e on e.id = r.reexport_id
 where r.shard = %(shard)s and r.id = %(id)s and {own_shard}
     and (e.state is distinct from 'paused' or {followed})
 
 -- name: delete_held
--- Delete the one row that was tried and sent, or dropped.
-with own as materialized ({fenced_shard}),
+-- Delete the one row that was tried and sent, or dropped. It is -1 as for a block.
+with own as materialized (
+    select mine.origin from ({fenced_shard}) mine where not {must_note}
+),
 gone as (
     delete from {schema}.held_rows where id = %(id)s and exists (select from own)
     returning reexport_id
@@ -557,7 +564,7 @@ progress as (
         marks = {schema}.note_sent(r.marks, r.sent)
     from gone g where r.id = g.reexport_id
 )
-select count(*) from gone
+select case when {must_note} then -1 else (select count(*) from gone) end
 
 -- name: lift_hold
 select {schema}.lift_hold(%(topic)s, %(key)s, %(row_id)s)

@@ -191,7 +191,11 @@ where x.id = %(reexport)s
 -- name: read_reexport
 -- No lock: the relay drops rows that are written during a cancel, like those written
 -- before it. A share lock would hold up every grant of records.
-select x.entity, x.topic, x.state, x.rate, x.total - x.sent - x.superseded, i.shards
+select
+    -- No entity has this name. So a relay of an earlier release, which knows no staged
+    -- states, keeps the rows back: it would send the table's.
+    case x.source when 'frame' then x.entity || ' of a DataFrame' else x.entity end,
+    x.topic, x.state, x.rate, x.total - x.sent - x.superseded, i.shards
 from {schema}.reexports x cross join {schema}.installation i
 where x.id = %(reexport)s
 

@@ -278,7 +278,7 @@ def test_a_chunk_is_as_long_as_it_may_be(database):
 
 def test_odd_keys_survive_the_copy():
     keys = ["a\\b", 'c"d', "e\tf\ng", "ä€😀", "\\N", "\u2028"]
-    loading = Loading(7, NOW, None, 4, "t", 3)  # type: ignore[arg-type]
+    loading = Loading(7, NOW, None, 4, "t", 3)
     text = b"".join(encode_chunks(loading, keys, [2] * 6)).decode()
     lines = text.rstrip("\n").split("\n")
     assert [line.split("\t")[0] for line in lines] == ["t/2", "t/2"]

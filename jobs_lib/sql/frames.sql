@@ -1,0 +1,125 @@
+-- Re-exports of DataFrames: their states are staged, and sent from there.
+--
+-- A state never follows a newer one of its key. What the topic had is left out when a
+-- range is loaded. What leaves live since then is noted: after Kafka has it, and before
+-- its row is deleted. So a snapshot of the outbox has the live row, or its version.
+
+-- part: must_note
+-- Whether versions must be noted before rows are deleted. It is asked by the statement
+-- that deletes: a re-export that this one does not see takes the topic's ends later, and
+-- so finds the records in the topic.
+(not %(noted)s and exists (select from {schema}.reexports x where {of_frames}))
+
+-- part: of_frames
+-- The re-exports of DataFrames that have not ended. This is the condition of an index.
+x.source = 'frame' and x.state in ('loading', 'running', 'paused')
+
+-- name: read_source
+select x.source from {schema}.reexports x where x.id = %(reexport)s
+
+-- name: start_frame
+-- If two start at once, the unique index lets one in, and the other gets no row.
+insert into {schema}.reexports (entity, topic, rate, source)
+values (%(entity)s, %(topic)s, %(rate)s, 'frame')
+on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
+returning id, started_at
+
+-- name: make_states
+select {schema}.make_reexport_states(%(reexport)s)
+
+-- name: read_ranges
+-- Read the bounds of ranges that are not loaded.
+select range, lower, upper from {schema}.reexport_ranges
+where reexport_id = %(reexport)s and range = any (%(ranges)s::int[]) and loaded_at is null
+order by range
+
+-- name: copy_states
+copy {schema}.reexport_states (reexport_id, key, version, value, content_type)
+from stdin (format binary)
+
+-- name: count_staged_range
+-- States that the topic has already, or newer ones, are done.
+update {schema}.reexports x set
+    total = x.total + %(keys)s,
+    superseded = x.superseded + %(left_out)s,
+    state = case when x.state = 'loading' then {going_on} else x.state end
+where x.id = %(reexport)s
+
+-- name: read_states
+-- Read the states of a block, and what has left live of their keys: two look-ups each.
+select p.place::int, s.version, s.value, s.content_type, v.version
+from unnest(%(reexports)s::bigint[], %(keys)s::text[])
+    with ordinality as p(reexport_id, key, place)
+left join lateral (
+    select s.version, s.value, s.content_type from {schema}.reexport_states s
+    where s.reexport_id = p.reexport_id and s.key = p.key offset 0
+) s on true
+left join lateral (
+    select v.version from {schema}.reexport_versions v
+    where v.reexport_id = p.reexport_id and v.key = p.key offset 0
+) v on true
+
+-- name: note_versions
+-- Note what has left, for each re-export of a DataFrame to the same topic, but not for
+-- the one that has sent it. The order keeps two relays from a deadlock.
+insert into {schema}.reexport_versions as v (reexport_id, key, version)
+select x.id, n.key, max(n.version)
+from unnest(
+    %(topics)s::text[], %(keys)s::text[], %(versions)s::bigint[], %(reexports)s::bigint[]
+) as n(topic, key, version, reexport_id)
+join {schema}.reexports x on x.topic = n.topic and x.id <> n.reexport_id and {of_frames}
+group by x.id, n.key
+order by x.id, n.key
+on conflict (reexport_id, key) do update set version = excluded.version
+    where v.version < excluded.version
+
+-- name: list_ended_states
+-- List the partitions of re-exports that have ended, or are no longer there.
+select substr(c.relname, 17)::bigint
+from pg_inherits i
+join pg_class c on c.oid = i.inhrelid
+join pg_class p on p.oid = i.inhparent and p.relname = 'reexport_states'
+join pg_namespace n on n.oid = p.relnamespace and n.nspname = %(schema)s
+where c.relname ~ '^reexport_states_[0-9]+$' and not exists (
+    select from {schema}.reexports x
+    where x.id = substr(c.relname, 17)::bigint
+        and x.state in ('loading', 'running', 'paused')
+)
+order by 1
+
+-- name: empty_states
+select {schema}.empty_reexport_states(%(reexport)s)
+
+-- name: drop_states
+select {schema}.drop_reexport_states(%(reexport)s)
+
+-- name: forget_versions
+-- Delete some of what was noted for re-exports that have ended. A new one has an id of
+-- its own, so none of its notes is deleted.
+with gone as (
+    delete from {schema}.reexport_versions where ctid = any (array(
+        select v.ctid from {schema}.reexport_versions v
+        where not exists (
+            select from {schema}.reexports x
+            where x.id = v.reexport_id and x.state in ('loading', 'running', 'paused')
+        )
+        limit %(rows)s
+    ))
+    returning 1
+)
+select count(*) from gone
+
+-- name: plan_frame
+-- `keys` is the planned number until the range is loaded, then the true one.
+insert into {schema}.reexport_ranges (reexport_id, range, lower, upper, keys)
+select %(reexport)s, (r.n - 1)::int, r.lower, r.upper, r.keys
+from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
+    with ordinality as r(lower, upper, keys, n)
+
+-- name: lock_staged_range
+-- As `lock_range`: a second task waits here, and then sees that the range is loaded.
+select r.loaded_at is not null, x.state
+from {schema}.reexport_ranges r join {schema}.reexports x on x.id = r.reexport_id
+where r.reexport_id = %(reexport)s and r.range = %(range)s
+    and x.started_at = %(started_at)s
+for update of r
