@@ -157,11 +157,10 @@ def plan_frame(
             f"number there is one for each {KEYS_PER_RANGE:,} keys"
         )
     with reading():
-        _examine(frame, entity)
         pairs = frame.groupBy(KEY, VERSION).count().persist()
         try:
-            _refuse_repeated(pairs, entity)
-            planned = _cut(pairs.select(KEY).distinct(), ranges)
+            keys = _examine(pairs, entity)
+            planned = _cut(pairs.select(KEY).distinct(), keys, ranges)
         finally:
             pairs.unpersist()
         _refuse_states(spark, frame, entity, planned)
@@ -237,52 +236,55 @@ def _order(kind: str) -> Callable[[Any], Any]:
     return int if kind == "bigint" else (lambda text: text.encode())
 
 
-def _examine(frame: Any, entity: Entity) -> None:
+def _examine(pairs: Any, entity: Entity) -> int:
+    """Refuse keys and versions that cannot be sent; returns the number of keys."""
     from pyspark.sql import functions as f
 
     key = f.col(KEY).cast("string")
     size = f.octet_length(key)
-    facts = {
+    faults = {
         "have no key": f.col(KEY).isNull(),
         "have an empty key": size == 0,
         f"have a key of more than {KEY_LIMIT:,} bytes": size > KEY_LIMIT,
         "have a key with NUL": f.contains(key, f.lit("\0")),
         "have no whole number of 64 bits as version": f.col(VERSION).isNull(),
     }
-    counts = frame.agg(
-        *(f.count_if(condition).alias(fault) for fault, condition in facts.items())
-    ).first()
-    for fault in facts:
+    (counts,) = pairs.agg(
+        *(
+            f.sum(f.when(one, f.col("count"))).alias(name)
+            for name, one in faults.items()
+        ),
+        f.count_if(f.col("count") > 1).alias("repeated"),
+        f.count_distinct(KEY).alias("keys"),
+    ).collect()
+    for fault in faults:
         if counts[fault]:
             raise ReexportError(
                 f"{counts[fault]:,} rows of the DataFrame for {entity.name!r} {fault}: "
                 "correct them or leave them out"
             )
-
-
-def _refuse_repeated(pairs: Any, entity: Entity) -> None:
-    repeated = pairs.where("count > 1").count()
-    if repeated:
+    if counts["repeated"]:
         raise ReexportError(
-            f"the DataFrame for {entity.name!r} has {repeated:,} keys with two states "
-            "of one version, so nothing says which is right: give each state a version "
-            "of its own, or leave repeated rows out"
+            f"the DataFrame for {entity.name!r} has {counts['repeated']:,} keys with "
+            "two states of one version, so nothing says which is right: give each "
+            "state a version of its own, or leave repeated rows out"
         )
+    return int(counts["keys"])
 
 
-def _cut(keys: Any, ranges: int | None) -> tuple[Range, ...]:
+def _cut(keys: Any, total: int, ranges: int | None) -> tuple[Range, ...]:
+    """Cut the distinct keys into ranges, each of which begins at one of them."""
     from pyspark.sql import functions as f
 
-    total = keys.count()
-    count = max(1, -(-total // range_size(total, ranges)))
+    count = -(-total // range_size(total, ranges))
+    if count <= 1:
+        return (Range(None, None, total),)
     parts = (
         keys.repartitionByRange(count, KEY)
         .groupBy(f.spark_partition_id())
         .agg(f.min(KEY).alias("first"), f.count("*").alias("keys"))
         .collect()
     )
-    if not parts:
-        return (Range(None, None, 0),)
     # Of one type: both numbers and texts sort as Spark has sorted them.
     kind = keys.schema[KEY].dataType.simpleString()
     parts.sort(key=lambda part: _order(kind)(part["first"]))

@@ -27,7 +27,7 @@ TEXTS = st.text(
 
 def make_loading(chunk: int, partitions: int) -> Loading:
     now = datetime.now(UTC)
-    return Loading(7, now, None, chunk, "t", partitions)  # type: ignore[arg-type]
+    return Loading(7, now, None, chunk, "t", partitions)
 
 
 def lines_of(keys, loading: Loading) -> list[bytes]:
