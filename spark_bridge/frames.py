@@ -7,6 +7,7 @@ by one task in one transaction, without the states that the topic has already.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -33,6 +34,7 @@ _WHOLE = ("byte", "short", "integer", "long")
 _BATCH = 10_000
 """Rows in an Arrow batch; the setting of our own sessions is made for ranges."""
 _MOST_TASKS = 64
+_OURS = re.compile(r"\bReexportError: (.+)")
 _ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -203,21 +205,22 @@ def number_rows(spark: Any, frame: Any, ranges: Sequence[tuple[int, Range]]) -> 
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def reading(what: str = "the DataFrame cannot be read") -> Iterator[None]:
     """Turn an error of Spark, or of the application's function, into one line.
 
     Raises:
-        ReexportError: there was one.
+        ReexportError: there was one; if a task has raised one of ours, it is that.
     """
     try:
         yield
     except ReexportError:
         raise
     except Exception as error:
+        # Spark gives the traceback of a task as a text.
+        if ours := _OURS.search(str(error)):
+            raise ReexportError(ours[1].strip()) from error
         line = describe(error).splitlines()[0]
-        raise ReexportError(
-            f"the DataFrame cannot be read: {line}. Correct it, and start again"
-        ) from error
+        raise ReexportError(f"{what}: {line}. Correct it, and start again") from error
 
 
 @contextmanager

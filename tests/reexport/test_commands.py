@@ -102,6 +102,19 @@ def test_a_window_gives_the_rate_and_the_end(database, run):
     assert json.loads(run(*start))["rate"] == 3
 
 
+def test_files_are_one_source_and_need_spark(database, run):
+    start = ("start", "aircraft", "--rate", "60")
+    for options, told in (
+        (("--parquet", "a", "--csv", "b"), "either --parquet or --csv"),
+        (("--parquet", "a", "--dry-run"), "--dry-run plans the entity's table"),
+        (("--csv", "a", "--engine", "sql"), "only Spark reads a DataFrame"),
+        (("--csv", "a"), "have no version"),
+    ):
+        with pytest.raises(ReexportError, match=told):
+            run(*start, *options)
+    assert query(database, "select count(*) from jobs_lib.reexports") == [(0,)]
+
+
 def test_a_rate_and_a_window_exclude_each_other(database, run):
     for options in ((), ("--rate", "60", "--window", "22:00-06:00")):
         with pytest.raises(ReexportError, match=r"either --rate, .* or --window"):
