@@ -11,7 +11,15 @@ from jobs_lib.reexport.run import AHEAD, CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.frame_engine import start_frame
 from spark_bridge.loader import Target, load_with_spark
-from spark_bridge.session import open_session
+from spark_bridge.master import (
+    check_answers,
+    check_form,
+    check_password,
+    read_defaults,
+)
+from spark_bridge.pack import add_packed
+from spark_bridge.session import default_master, find_session, is_ours, open_session
+from spark_bridge.workers import check_session, read_settings, watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +46,8 @@ class SparkEngine:
         master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
         settings: settings of Spark, in addition to ours.
         keep: seconds for which Spark is kept while nothing is to be loaded.
+        packed: the file that ``jobs-lib reexport pack`` has written, which brings the
+            library to the workers.
     """
 
     def __init__(
@@ -45,9 +55,12 @@ class SparkEngine:
         master: str | None = None,
         settings: Mapping[str, str] | None = None,
         keep: float = KEEP,
+        packed: str | None = None,
     ) -> None:
         self._master = master
-        self._settings = settings
+        self._settings = dict(settings or {})
+        if packed is not None:
+            self._settings = add_packed(self._settings, packed)
         self._keep = keep
         self._stack = ExitStack()
         self._session: Any = None
@@ -58,24 +71,53 @@ class SparkEngine:
     def __exit__(self, *_: object) -> None:
         self._release()
 
+    def check(self, database: Database) -> None:
+        """Check what can be checked without Spark, so before anything is begun.
+
+        Raises:
+            ReexportError: the master does not answer, or the database's password would
+                cross a network in the open.
+        """
+        session = find_session()
+        if session is not None:
+            if self._settings and not is_ours(session):
+                raise ReexportError(
+                    "this process has a Spark session already, so it is too late for "
+                    f"settings of Spark ({', '.join(sorted(self._settings))}): give "
+                    "them to spark-submit, or when you open the session"
+                )
+            settings = read_settings(session)
+            check_password(settings.get("spark.master", ""), database.url, settings)
+            return
+        master = self._master or default_master()
+        check_form(master)
+        check_password(master, database.url, read_defaults() | self._settings)
+        check_answers(master)
+
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
         """Load those of the ranges that are not loaded yet.
 
         Raises:
-            ReexportError: Spark does not start.
+            ReexportError: Spark does not start, a worker of it cannot load, or a task
+                has failed.
         """
         target = Target.of(database)
-        load_with_spark(self.open(), target, loading, ranges)
+        session = self.open(database)
+        with watching(session):
+            load_with_spark(session, target, loading, ranges)
 
-    def open(self) -> Any:
+    def open(self, database: Database) -> Any:
         """Start Spark unless it runs, and return its session.
 
         Raises:
-            ReexportError: Spark does not start.
+            ReexportError: Spark does not start, or a worker of it cannot load.
         """
         if self._session is None:
+            self.check(database)
             opened = open_session(self._master, self._settings)
-            self._session = self._stack.enter_context(opened)
+            session = self._stack.enter_context(opened)
+            check_session(session, Target.of(database))
+            self._session = session
         return self._session
 
     def idle(self, seconds: float) -> None:
@@ -104,6 +146,8 @@ def start(
     snapshot: bool = False,
     hold_for: float = HOLD_SECONDS,
     frame: FrameSource | None = None,
+    settings: Mapping[str, str] | None = None,
+    packed: str | None = None,
 ) -> Progress:
     """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
 
@@ -126,6 +170,9 @@ def start(
         hold_for: seconds for which the snapshot may be held.
         frame: a DataFrame that carries the states, with their keys and versions.
             Defaults to the entity's own table.
+        settings: settings of Spark, in addition to ours.
+        packed: the file that ``jobs-lib reexport pack`` has written, which brings the
+            library to the workers.
 
     Raises:
         ReexportError: it cannot be planned, begun or loaded as asked.
@@ -139,7 +186,9 @@ def start(
         raise ReexportError(
             "only Spark reads a DataFrame: leave `sql` out as the engine"
         )
-    with SparkEngine(master, keep=keep) as spark:
+    with SparkEngine(master, settings, keep, packed) as spark:
+        if engine == "spark":
+            spark.check(database)
         if frame is not None:
             return start_frame(
                 database,

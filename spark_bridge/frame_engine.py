@@ -58,7 +58,7 @@ class FrameEngine:
         wanted = [(number, Range(lower, upper, 0)) for number, lower, upper in rows]
         if not wanted:
             return
-        spark = self._spark.open()
+        spark = self._spark.open(database)
         loaded = _load(spark, database, loading, self._entity, self._source, wanted)
         # Spark gives no group for a range without rows. One that a lost task has loaded
         # is left as it is.
@@ -91,7 +91,7 @@ def start_frame(
         ReexportError: the frame or the topic is not fit for it, or it cannot be begun.
     """
     check_topic(entity)
-    spark = engine.open()
+    spark = engine.open(database)
     frame = open_frame(spark, source, entity)
     planned = plan_frame(spark, frame, entity, ranges)
     begun = begin_staged(

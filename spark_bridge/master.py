@@ -1,0 +1,157 @@
+"""Look at Spark's master before anything is started: does it answer, may we trust it?
+
+A password that tasks need travels in the pickled function of the tasks. On one machine
+nobody sees it. Between machines it must not be there, or Spark must encrypt its own
+traffic.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from jobs_lib.errors import ReexportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ANSWERS_WITHIN = 5.0
+"""Seconds for a master to take a connection; Spark itself would try for a minute."""
+_STANDALONE = "spark://"
+_HOST = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:]+)):(?P<port>\d{1,5})")
+_DEFAULT = re.compile(r"\s*([^\s=:#]+)(?:\s*[=:]\s*|\s+)(.*?)\s*")
+_ENCRYPTIONS = (
+    ("spark.authenticate", "spark.network.crypto.enabled"),
+    ("spark.authenticate", "spark.authenticate.enableSaslEncryption"),
+    ("spark.ssl.rpc.enabled",),
+)
+"""Settings that, all of one line together, encrypt tasks on their way to workers."""
+
+
+def is_local(master: str) -> bool:
+    """Whether Spark runs inside this process alone."""
+    # `local-cluster[…]` starts processes, and its workers are machines to us.
+    return master == "local" or master.startswith("local[")
+
+
+def is_here(master: str) -> bool:
+    """Whether the traffic of Spark stays on this machine."""
+    if is_local(master) or master.startswith("local-cluster["):
+        return True
+    if not master.startswith(_STANDALONE):
+        return False
+    hosts = [host for host, _ in _find_hosts(master)]
+    return bool(hosts) and all(map(_is_loopback, hosts))
+
+
+def check_form(master: str) -> None:
+    """Check the form of a standalone master's address.
+
+    Raises:
+        ReexportError: it names no host and port.
+    """
+    if master.startswith(_STANDALONE) and not [*_find_hosts(master)]:
+        raise ReexportError(
+            f"{master!r} names no master of Spark: give one such as spark://host:7077"
+        )
+
+
+def check_answers(master: str, within: float = ANSWERS_WITHIN) -> None:
+    """Check that a standalone master takes connections; others are left to Spark.
+
+    Raises:
+        ReexportError: none of its addresses does.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    reasons = []
+    for address in _find_hosts(master):
+        try:
+            socket.create_connection(address, within).close()
+        # A port above 65,535 is an OverflowError, and an odd host a UnicodeError.
+        except (OSError, OverflowError, UnicodeError) as error:
+            reasons.append(str(error) or type(error).__name__)
+        else:
+            return
+    raise ReexportError(
+        f"Spark's master at {master} does not answer: {'; '.join(reasons)}. Is it "
+        "running, and is --master right? Or load without Spark: --engine sql"
+    )
+
+
+def check_password(master: str, url: str, settings: Mapping[str, str]) -> None:
+    """Check that no password would cross a network in the open.
+
+    Raises:
+        ReexportError: the URL has a password, the master is not on this machine, and
+            Spark does not encrypt its traffic.
+    """
+    if is_here(master) or not has_password(url) or is_encrypted(settings):
+        return
+    raise ReexportError(
+        f"the database's URL holds a password, which would go to the workers of "
+        f"{master} unencrypted. Either let the URL name a service file that lies on "
+        "the workers (postgresql://?service=NAME), or let Spark encrypt its traffic: "
+        "spark.authenticate and spark.network.crypto.enabled"
+    )
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL holds a password, rather than a file that does."""
+    try:
+        found = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return False  # it reaches no database either, and says so
+    return bool(found.get("password") or found.get("sslpassword"))
+
+
+def is_encrypted(settings: Mapping[str, str]) -> bool:
+    """Whether Spark, with these settings, encrypts what it sends to workers."""
+    return any(
+        all(settings.get(name, "").strip().lower() == "true" for name in names)
+        for names in _ENCRYPTIONS
+    )
+
+
+def read_defaults() -> dict[str, str]:
+    """Read the settings of ``spark-defaults.conf``, as Spark does when it starts."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    if not folder:
+        home = os.environ.get("SPARK_HOME") or _find_wheel()
+        folder = f"{home}/conf" if home else None
+    if not folder:
+        return {}
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    found = (_DEFAULT.fullmatch(line) for line in text.splitlines())
+    return {one[1]: one[2] for one in found if one}
+
+
+def _find_wheel() -> str | None:
+    spec = importlib.util.find_spec("pyspark")
+    return next(iter(spec.submodule_search_locations or ()), None) if spec else None
+
+
+def _find_hosts(master: str) -> Iterator[tuple[str, int]]:
+    # Several masters, of which one leads, stand behind one another.
+    for one in master.removeprefix(_STANDALONE).split(","):
+        if found := _HOST.fullmatch(one):
+            yield found["v6"] or found["name"], int(found["port"])
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

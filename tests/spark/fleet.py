@@ -1,0 +1,108 @@
+"""A service whose table is re-exported by the command, on a cluster or without one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.reexport.helpers import make_table, query
+from tests.support.spark_cluster import SETTINGS
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jobs_lib.postgres.database import Database
+    from tests.support import Worker
+
+KEYS = [f"N{n:05}" for n in range(4_000)]
+RANGES = 40
+_ROOT = Path(__file__).parents[2]
+_MODULE = """
+from jobs_lib import App
+from tests.reexport.helpers import make_entity
+
+app = App("fleet")
+app.entities["aircraft"] = make_entity()
+"""
+_SLOW = """
+create function slow() returns trigger language plpgsql as
+$$ begin perform pg_sleep(0.25); return new; end $$;
+create trigger slow before update on jobs_lib.reexport_ranges
+for each row execute function slow();
+"""
+
+
+class Fleet:
+    """A table of aircraft, and the command that re-exports it."""
+
+    def __init__(
+        self, database: Database, run: Callable[..., Worker], folder: Path
+    ) -> None:
+        make_table(database, KEYS)
+        self.database = database
+        self._run = run
+        self._folder = folder
+        (folder / "fleet.py").write_text(_MODULE)
+
+    def slow_down(self) -> None:
+        """Let each range take a while, so that there is a middle to fail in."""
+        with self.database.connect("test") as connection:
+            connection.execute(_SLOW)
+
+    def command(
+        self,
+        *args: str,
+        url: str = "",
+        program: tuple[str, ...] = ("-m", "jobs_lib.cli"),
+        **env: str,
+    ) -> Worker:
+        """Begin `jobs-lib reexport` with these arguments."""
+        given = {
+            "JOBS_LIB_APP": "fleet:app",
+            "JOBS_LIB_DATABASE_URL": url or self.database.url,
+            "PYTHONPATH": f"{self._folder}{os.pathsep}{_ROOT}",
+            **env,
+        }
+        return self._run(*program, "reexport", *args, env=given)
+
+    def start(
+        self, master: str, *args: str, packages: str = str(_ROOT), **options: Any
+    ) -> Worker:
+        """Begin `jobs-lib reexport start` on a cluster.
+
+        Its workers find the library where ``packages`` says.
+        """
+        fixed = ("start", "aircraft", "--rate", "6000", "--ranges", str(RANGES))
+        settings = {**SETTINGS, "spark.speculation": "true"}
+        if packages:
+            settings["spark.executorEnv.PYTHONPATH"] = packages
+        conf = [f"--conf={name}={value}" for name, value in settings.items()]
+        return self.command(*fixed, "--master", master, *conf, *args, **options)
+
+    def impatient(self, master: str) -> Worker:
+        """Begin the same in a process that waits for executors for five seconds."""
+        text = (
+            "from spark_bridge import workers; workers.PATIENCE = 5.0; "
+            "from jobs_lib.cli.main import main; main()"
+        )
+        return self.start(master, program=("-c", text))
+
+    def read_loaded(self) -> dict[int, object]:
+        """Read when each loaded range was loaded."""
+        rows = query(
+            self.database,
+            "select range, loaded_at from jobs_lib.reexport_ranges"
+            " where loaded_at is not null",
+        )
+        return dict(rows)
+
+    def await_loaded(self, number: int, worker: Worker) -> None:
+        """Wait until so many ranges are loaded, and not yet all."""
+        wait_for(
+            lambda: len(self.read_loaded()) >= number or not worker.running,
+            timeout=600,
+            what=lambda: f"{number} ranges are loaded\n{worker.output}",
+        )
+        assert number <= len(self.read_loaded()) < RANGES, worker.output

@@ -1,0 +1,105 @@
+"""The packed library is whole, and only a fitting one is sent."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from jobs_lib.cli.pack import pack as command
+from jobs_lib.errors import ReexportError
+from spark_bridge import pack
+
+BARE = Path(sys.base_prefix, "bin", "python3")
+"""The Python below the virtual environment, which has no packages of ours."""
+
+
+def make(path, name, content):
+    with tarfile.open(path, "w:gz") as archive:
+        about = tarfile.TarInfo(name)
+        about.size = len(content)
+        archive.addfile(about, io.BytesIO(content))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee("X13")
+def test_a_python_without_packages_has_all_that_tasks_need(tmp_path, database):
+    packed = tmp_path / "it's packed.tar.gz"
+    size = pack.pack(packed)
+    assert size == packed.stat().st_size < 200e6
+    assert not [*tmp_path.glob("*.part")]
+    folder = tmp_path / "unpacked"
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    text = (
+        "from spark_bridge import loader, partitioner, workers\n"
+        "from jobs_lib.reexport import load_range\n"
+        "import sys, numpy, pyarrow\n"
+        "loader.Target(sys.argv[1], 'jobs_lib').database().connect('t').close()\n"
+        "print(loader.__file__)"
+    )
+    done = subprocess.run(
+        [BARE, "-c", text, database.url],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,  # Python also imports from where it starts
+    )
+    assert done.stdout.strip() == str(folder / "spark_bridge" / "loader.py"), done
+    settings = pack.add_packed({pack.ARCHIVES: "a.zip", pack.PATH: "mine"}, str(packed))
+    assert settings == {
+        pack.ARCHIVES: f"a.zip,{packed.as_uri()}#jobs_lib_packed",
+        pack.PATH: "jobs_lib_packed:mine",
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (b'{"python": "3.7", "machine": "m", "jobs_lib": "0"}', "packed by Python 3.7"),
+        (b"{}", "packed by Python None"),
+        (b"[", "was not made by"),
+        (b"[]", "was not made by"),
+    ],
+)
+def test_a_file_of_another_python_or_of_nobody_is_refused(tmp_path, facts, told):
+    path = make(tmp_path / "a.tar.gz", "jobs_lib_packed.json", facts)
+    with pytest.raises(ReexportError, match=told):
+        pack.add_packed({}, path)
+
+
+def test_a_file_that_is_no_packed_library_is_refused(tmp_path):
+    other = make(tmp_path / "other.tar.gz", "readme", b"{}")
+    text = tmp_path / "text.tar.gz"
+    text.write_bytes(b"\x1f\x8b no archive")
+    for path, told in (
+        (other, "was not made by"),
+        (str(text), "was not made by"),
+        (str(tmp_path), "was not made by"),
+        (str(tmp_path / "none.tar.gz"), "there is no file"),
+    ):
+        with pytest.raises(ReexportError, match=told):
+            pack.add_packed({}, path)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    def run(path):
+        CliRunner().invoke(command, [path], catch_exceptions=False)
+
+    with pytest.raises(ReexportError, match=r"by \.tar\.gz, not 'a\.zip'"):
+        run(str(tmp_path / "a.zip"))
+    with pytest.raises(ReexportError, match="cannot be written: No such file"):
+        run(str(tmp_path / "none" / "a.tar.gz"))
+
+
+def test_a_package_that_is_missing_here_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "_NEEDED", ("absent-package",))
+    with pytest.raises(ReexportError, match="absent-package"):
+        pack.pack(tmp_path / "a.tar.gz")
+    assert not [*tmp_path.iterdir()]
