@@ -13,7 +13,8 @@ from jobs_lib.errors import ReexportError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SECRET = re.compile(r"(?i)secret|password|token|credential")
+_SECRET = re.compile(r"(?i)(?:secret(?:\.key)?|password|token|credentials?)$")
+_URL = re.compile(r"://[^/@\s]*:[^/@\s]+@|\bpassword=")
 
 
 @click.command()
@@ -47,9 +48,9 @@ def read_conf(given: Iterable[str]) -> dict[str, str]:
                 f"a setting of Spark is spark.NAME=VALUE, not {name!r}: such as "
                 "spark.speculation=true"
             )
-        if _SECRET.search(name):
+        if _SECRET.search(name) or _URL.search(value):
             raise ReexportError(
-                f"{name} is a secret, and everybody on this machine may read a command "
+                f"{name} has a secret, and everybody on this machine may read a command "
                 "line: write it into conf/spark-defaults.conf, in SPARK_CONF_DIR"
             )
         found[name] = value

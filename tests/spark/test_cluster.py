@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.request
@@ -13,7 +14,7 @@ import pytest
 from jobs_lib import reexport
 from jobs_lib.devstack.ports import free_port
 from spark_bridge.session import java_home
-from tests.reexport.helpers import loaded_keys, query
+from tests.reexport.helpers import loaded_keys
 from tests.spark.fleet import KEYS, RANGES, Fleet
 from tests.support.spark_cluster import SETTINGS, SparkCluster
 
@@ -66,7 +67,7 @@ def test_the_command_loads_on_a_cluster_and_shows_the_password_nowhere(
     )
     fleet.await_loaded(5, worker)
     pages = read_pages(f"http://127.0.0.1:{page}", cluster)
-    commands, environments = read_processes(worker.pid, cluster)
+    commands, environments = read_processes(cluster)
     await_end(worker)
     assert loaded_keys(fleet.database) == KEYS
 
@@ -75,7 +76,7 @@ def test_the_command_loads_on_a_cluster_and_shows_the_password_nowhere(
     # Each place is looked into where it has what it should.
     assert b"SparkListenerJobEnd" in logs
     assert b"spark.speculation" in pages["environment/"]
-    assert b"MapInArrow" in pages["SQL/"]
+    assert any(b"MapInArrow" in page for page in pages.values())
     assert b"CoarseGrainedExecutorBackend" in commands
     assert b"pyspark.daemon" in commands
     assert b"SPARK_EXECUTOR_DIRS" in environments
@@ -88,21 +89,26 @@ def test_the_command_loads_on_a_cluster_and_shows_the_password_nowhere(
 
 
 def read_pages(driver, cluster):
-    """The pages of the driver, the master and the workers."""
+    """The pages of the driver, the master and the workers, and what fills them."""
+    pages = {"applications": read_page(f"{driver}/api/v1/applications")}
+    (application,) = json.loads(pages["applications"])
+    api = f"{driver}/api/v1/applications/{application['id']}"
     names = ["jobs/", "stages/", "SQL/", "executors/", "environment/"]
-    names += ("SQL/execution/?id=0", "jobs/job/?id=0", "stages/stage/?id=0&attempt=0")
+    names += ["SQL/execution/?id=0", "jobs/job/?id=0", "stages/stage/?id=0&attempt=0"]
     addresses = {name: f"{driver}/{name}" for name in names}
-    state = cluster.read()
-    addresses |= {one["id"]: one["webuiaddress"] for one in state["workers"]}
+    for name in ("sql?details=true&planDescription=true", "environment", "stages"):
+        addresses[f"api {name}"] = f"{api}/{name}"
+    addresses |= {one["id"]: one["webuiaddress"] for one in cluster.read()["workers"]}
     addresses |= {"master": cluster.page, "json": f"{cluster.page}/json/"}
-    pages: dict[str, bytes] = {}
-    for name, address in addresses.items():
-        with urllib.request.urlopen(address, timeout=60) as page:
-            pages[name] = page.read()
-    return pages
+    return pages | {name: read_page(address) for name, address in addresses.items()}
 
 
-def read_processes(driver, cluster):
+def read_page(address):
+    with urllib.request.urlopen(address, timeout=60) as page:
+        return page.read()
+
+
+def read_processes(cluster):
     """The command lines of all processes, and the environments of the cluster's."""
     commands, environments = [], []
     for process in Path("/proc").glob("[0-9]*"):
@@ -206,15 +212,36 @@ def test_a_driver_without_any_executor_ends_with_the_reason(cluster, fleet):
     assert before.items() <= fleet.read_loaded().items()
 
 
-def test_the_re_export_of_a_refused_start_is_not_loaded(cluster, fleet):
-    for python, told in (
-        ("/none/python", "Cannot run program"),
-        (BARE, "lacks a package"),
-    ):
-        worker = fleet.start(cluster.master, packages="", PYSPARK_PYTHON=python)
-        await_end(worker, 2)
-        assert told in worker.errors[-1]
-        assert "--packed FILE" in worker.errors[-1]
-    assert not loaded_keys(fleet.database)
-    assert reexport.status(fleet.database, "aircraft").state == "loading"
-    assert query(fleet.database, "select count(*) from jobs_lib.jobs") == [(0,)]
+@pytest.mark.guarantee("X13", "X15")
+def test_bare_workers_load_by_a_packed_library_and_a_service_file(
+    cluster, fleet, tmp_path
+):
+    packed = tmp_path / "packed.tar.gz"
+    packing = fleet.command("pack", str(packed))
+    await_end(packing)
+    assert f"--packed {packed}" in packing.output
+
+    bare = {"packages": "", "PYSPARK_PYTHON": BARE}
+    refused = fleet.start(cluster.master, **bare)
+    await_end(refused, 2)
+    assert "lacks a package" in refused.errors[-1]
+    assert "--packed FILE" in refused.errors[-1]
+
+    # The driver's service file is not that of the workers, which have none.
+    mine = tmp_path / "mine.conf"
+    mine.write_text(describe_service(fleet.database.url))
+    bare |= {"url": "postgresql://?service=fleet", "PGSERVICEFILE": str(mine)}
+    refused = fleet.start(cluster.master, "--packed", str(packed), **bare)
+    await_end(refused, 2)
+    assert "does not reach the database" in refused.errors[-1]
+    assert reexport.status(fleet.database, "aircraft").loaded_ranges == 0
+
+    cluster.service_file.write_text(mine.read_text())
+    await_end(fleet.start(cluster.master, "--packed", str(packed), **bare))
+    assert loaded_keys(fleet.database) == KEYS
+
+
+def describe_service(url):
+    """The section of a service file that says the same as a URL."""
+    parts = psycopg.conninfo.conninfo_to_dict(url)
+    return "[fleet]\n" + "".join(f"{name}={value}\n" for name, value in parts.items())

@@ -204,6 +204,9 @@ def test_one_of_several_masters_is_enough():
         ("spark.executor.memory", "spark.NAME=VALUE"),
         ("spark.authenticate.secret=canary-pass", "spark-defaults.conf"),
         ("spark.ssl.rpc.keyStorePassword=canary-pass", "spark-defaults.conf"),
+        ("spark.hadoop.fs.s3a.secret.key=canary-pass", "spark-defaults.conf"),
+        ("spark.executorEnv.PGPASSWORD=canary-pass", "spark-defaults.conf"),
+        (f"spark.executorEnv.URL={SECRET}", "spark-defaults.conf"),
     ],
 )
 def test_a_setting_that_is_none_or_a_secret_is_refused(
