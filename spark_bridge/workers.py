@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spark_bridge.loader import Target
 
-PATIENCE = 180.0
+PATIENCE = 300.0
 """Seconds for which a cluster may have no executor for us. Spark would wait for ever,
 and say so only in its log."""
 _LOOK_EVERY = 2.0

@@ -50,8 +50,8 @@ def read_conf(given: Iterable[str]) -> dict[str, str]:
             )
         if _SECRET.search(name) or _URL.search(value):
             raise ReexportError(
-                f"{name} has a secret, and everybody on this machine may read a command "
-                "line: write it into conf/spark-defaults.conf, in SPARK_CONF_DIR"
+                f"{name} has a secret, and everybody on this machine may read command "
+                "lines: write it into conf/spark-defaults.conf, in SPARK_CONF_DIR"
             )
         found[name] = value
     return found

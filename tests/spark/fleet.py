@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from tests.support.spark_cluster import SETTINGS
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jobs_lib.postgres.database import Database
     from tests.support import Worker
@@ -26,12 +27,25 @@ from tests.reexport.helpers import make_entity
 app = App("fleet")
 app.entities["aircraft"] = make_entity()
 """
-_SLOW = """
-create function slow() returns trigger language plpgsql as
-$$ begin perform pg_sleep(0.25); return new; end $$;
+SLOW = """
+create function slow() returns trigger language plpgsql as $$ begin
+    perform pg_sleep(0.25);
+    if new.range = 39 then perform pg_advisory_xact_lock_shared(1); end if;
+    return new;
+end $$;
 create trigger slow before update on jobs_lib.reexport_ranges
 for each row execute function slow();
 """
+"""Makes a range take a quarter of a second, and the 39th wait for a lock, too."""
+
+
+def spark_options(master: str, packages: str = str(_ROOT)) -> list[str]:
+    """The options of `reexport start` for a cluster that tries tasks twice at once."""
+    settings = {**SETTINGS, "spark.speculation": "true"}
+    if packages:
+        settings["spark.executorEnv.PYTHONPATH"] = packages
+    conf = [f"--conf={name}={value}" for name, value in settings.items()]
+    return ["--master", master, *conf]
 
 
 class Fleet:
@@ -46,10 +60,17 @@ class Fleet:
         self._folder = folder
         (folder / "fleet.py").write_text(_MODULE)
 
-    def slow_down(self) -> None:
-        """Let each range take a while, so that there is a middle to fail in."""
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Let each range take a while, and the last one all of the block.
+
+        So there is a middle to fail in, on a machine of any speed.
+        """
         with self.database.connect("test") as connection:
-            connection.execute(_SLOW)
+            connection.execute(SLOW)
+            connection.execute("select pg_advisory_lock(1)")
+            yield
+            connection.execute("select pg_advisory_unlock(1)")
 
     def command(
         self,
@@ -75,11 +96,7 @@ class Fleet:
         Its workers find the library where ``packages`` says.
         """
         fixed = ("start", "aircraft", "--rate", "6000", "--ranges", str(RANGES))
-        settings = {**SETTINGS, "spark.speculation": "true"}
-        if packages:
-            settings["spark.executorEnv.PYTHONPATH"] = packages
-        conf = [f"--conf={name}={value}" for name, value in settings.items()]
-        return self.command(*fixed, "--master", master, *conf, *args, **options)
+        return self.command(*fixed, *spark_options(master, packages), *args, **options)
 
     def impatient(self, master: str) -> Worker:
         """Begin the same in a process that waits for executors for five seconds."""

@@ -21,7 +21,8 @@ from spark_bridge.master import (
     is_here,
     read_defaults,
 )
-from tests.reexport.helpers import make_entity, make_table, query
+from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
+from tests.spark.fleet import Fleet
 from tests.support.commands import make_runner
 
 FAR = "spark://192.0.2.77:7077"
@@ -185,6 +186,25 @@ def test_a_master_that_does_not_answer_is_named(database, begun, alone):
     with pytest.raises(ReexportError, match="does not answer"):
         check_answers("spark://127.0.0.1:99999")
     assert begun() == []
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_a_port_that_is_no_master_of_this_release_is_named(
+    database, run_process, tmp_path
+):
+    # It takes connections and says nothing, as a master does that knows no message.
+    fleet = Fleet(database, run_process, tmp_path)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
+        worker = fleet.start(master)
+        assert worker.wait(timeout=600) == 2, worker.output
+    assert f"Spark did not start on '{master}'" in worker.errors[-1]
+    assert "is its release that of the installed pyspark?" in worker.errors[-1]
+    assert loaded_keys(database) == []
 
 
 def test_one_of_several_masters_is_enough():

@@ -116,6 +116,14 @@ class SparkCluster:
             what=lambda: f"{number} workers are there: {self._tell('worker-0')}",
         )
 
+    def await_idle(self) -> None:
+        """Wait until no executor uses a core: that of a killed driver ends, too."""
+        wait_for(
+            lambda: (self.read() or {}).get("coresused") == 0,
+            timeout=_WITHIN,
+            what=lambda: f"no core is used: {self.read()}",
+        )
+
     def kill(self, name: str) -> None:
         """SIGKILL a process and, of a worker, its executors, as if the machine died."""
         process = self._processes.pop(name)
