@@ -27,6 +27,19 @@ from tests.reexport.helpers import make_entity
 app = App("fleet")
 app.entities["aircraft"] = make_entity()
 """
+_IMPATIENT = """
+from jobs_lib.cli.main import main
+from spark_bridge import engine, workers
+
+check = engine.check_session
+
+def check_then_hurry(*args):
+    check(*args)  # the executors take their time to come
+    workers.PATIENCE = 5.0
+
+engine.check_session = check_then_hurry
+main()
+"""
 SLOW = """
 create function slow() returns trigger language plpgsql as $$ begin
     perform pg_sleep(0.25);
@@ -99,12 +112,8 @@ class Fleet:
         return self.command(*fixed, *spark_options(master, packages), *args, **options)
 
     def impatient(self, master: str) -> Worker:
-        """Begin the same in a process that waits for executors for five seconds."""
-        text = (
-            "from spark_bridge import workers; workers.PATIENCE = 5.0; "
-            "from jobs_lib.cli.main import main; main()"
-        )
-        return self.start(master, program=("-c", text))
+        """Begin the same in a process that waits five seconds for lost executors."""
+        return self.start(master, program=("-c", _IMPATIENT))
 
     def read_loaded(self) -> dict[int, object]:
         """Read when each loaded range was loaded."""
