@@ -103,6 +103,9 @@ def test_a_clock_that_was_set_back_spoils_no_measure(database, note):
     note(100)
     note(100, after=-3_600)
     assert 300 <= note(100, after=20).measured <= 600
+    # What was noted ahead of the clock is gone: it would stay for ever.
+    (marks,) = query(database, "select marks from jobs_lib.reexports")[0]
+    assert len(marks) == 4
 
 
 def test_one_that_has_ended_has_no_measure(database, note):
