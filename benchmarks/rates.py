@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -333,6 +334,8 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 @click.option("--quick", is_flag=True, help="A part of it: is all in order?")
 def main(only: str | None, quick: bool) -> None:
     """Measure the rates of re-exports on this machine."""
+    # The exit unwinds the stack, so that no server or service is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures: dict[str, Any] = {}
     with Server() as server, KafkaBroker.ephemeral(jvm=FAST_JVM) as broker:
         for name in choose(only, MEASURES, "measure"):
