@@ -151,6 +151,22 @@ def test_the_commands_start_steer_show_and_cancel_a_re_export(database, run):
         run("pause", "aircraft")
 
 
+@pytest.mark.guarantee("X3")
+def test_the_command_says_when_the_snapshot_is_lost(database, run):
+    make_table(database, ["N1", "N2"])
+    start = ("start", "aircraft", "--engine", "sql", "--rate", "60")
+    with pytest.raises(ReexportError, match="not -1"):
+        run(*start, "--snapshot", "--hold-for", "-1")
+    started = json.loads(run(*start, "--snapshot", "--json"))
+    assert started["snapshot"] is True
+    assert "snapshot" not in run("status", "aircraft")
+    # As if its loader had ended before the range was loaded.
+    text = "update jobs_lib.reexport_ranges set loaded_at = null returning 1"
+    query(database, text)
+    assert "its snapshot ended with the loader" in run(*start)
+    assert json.loads(run("status", "aircraft", "--json"))["snapshot"] is False
+
+
 def test_watch_stays_until_the_end(database, run):
     make_table(database, [])
     output = run("start", "aircraft", "--rate", "60", "--engine", "sql", "--watch")
