@@ -8,29 +8,26 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from jobs_lib import reexport as api
-from jobs_lib.cli.reexport import (
-    _app,
-    _entity,
-    _find,
-    _find_topic,
-    _in_background,
-    _print,
-    _rate,
-    _show,
-    _tz,
-    _window,
-    reexport,
+from jobs_lib.cli.reexport import reexport
+from jobs_lib.cli.reexport_options import (
+    app_option,
+    entity_argument,
+    find_entity,
+    find_topic,
+    lag_option,
+    master_option,
+    rate_option,
+    tz_option,
+    watch_option,
+    window_option,
 )
+from jobs_lib.cli.reexport_output import load_and_print
 from jobs_lib.cli.terminal import json_option
 from jobs_lib.operating.reexports import choose_rate, find_limit
 from jobs_lib.reexport.control import REACHED
 from jobs_lib.reexport.move import end_move
 from jobs_lib.reexport.run import CHUNK
-from spark_bridge.repairs import (
-    choose_finder,
-    start_rebuild,
-    start_stale,
-)
+from spark_bridge.repairs import choose_finder, start_rebuild, start_stale
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
@@ -39,11 +36,11 @@ if TYPE_CHECKING:
 
 
 @reexport.command()
-@_entity
-@_app
-@_rate
-@_window
-@_tz
+@entity_argument
+@app_option
+@rate_option
+@window_option
+@tz_option
 @click.option(
     "--engine",
     type=click.Choice(["spark", "sql"]),
@@ -51,18 +48,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Compare by Spark, or by this process and the database.",
 )
-@click.option("--master", help="Spark's master. Defaults to this machine.")
+@master_option
 @click.option(
     "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
 )
-@click.option(
-    "--watch-lag",
-    "limit",
-    metavar="GROUP:RECORDS",
-    help="Pause while this group of the topic is further behind.",
-)
+@lag_option
 @click.option("--dry-run", is_flag=True, help="Count the keys; change nothing.")
-@click.option("--watch", is_flag=True, help="Show the progress until the end.")
+@watch_option
 @json_option
 def stale(
     name: str,
@@ -79,7 +71,7 @@ def stale(
     as_json: bool,
 ) -> None:
     """Send tombstones for keys that the topic has and the table has not."""
-    app, entity = _find(path, name)
+    app, entity = find_entity(path, name)
     chosen = choose_rate(rate, window, tz)
     watched = None if limit is None else find_limit(app, entity, limit)
     if dry_run:
@@ -99,20 +91,15 @@ def stale(
             watch_lag=watched,
         )
 
-    if watch:
-        _show(database, name, _in_background(load))
-        progress = api.status(database, name)
-    else:
-        progress = load()
-    _print(progress, as_json)
+    load_and_print(database, name, load, watch=watch, as_json=as_json)
 
 
 @reexport.command()
-@_entity
-@_app
-@_rate
-@_window
-@_tz
+@entity_argument
+@app_option
+@rate_option
+@window_option
+@tz_option
 @click.option(
     "--engine",
     type=click.Choice(["spark", "sql"]),
@@ -120,13 +107,13 @@ def stale(
     show_default=True,
     help="Load the keys by Spark, or by this process alone.",
 )
-@click.option("--master", help="Spark's master. Defaults to this machine.")
+@master_option
 @click.option(
     "--although-behind",
     is_flag=True,
     help="Also delete records that a group has not read yet.",
 )
-@click.option("--watch", is_flag=True, help="Show the progress until the end.")
+@watch_option
 @click.confirmation_option("--yes", prompt="Delete all records of the topic?")
 @json_option
 def rebuild(
@@ -142,7 +129,7 @@ def rebuild(
     as_json: bool,
 ) -> None:
     """Delete what the topic has, and send all states again; or go on with that."""
-    app, entity = _find(path, name)
+    app, entity = find_entity(path, name)
     chosen = choose_rate(rate, window, tz)
     database = app.database()
 
@@ -157,22 +144,17 @@ def rebuild(
             although_behind=although_behind,
         )
 
-    if watch:
-        _show(database, name, _in_background(load))
-        progress = api.status(database, name)
-    else:
-        progress = load()
-    _print(progress, as_json)
+    load_and_print(database, name, load, watch=watch, as_json=as_json)
 
 
 @reexport.command()
-@_entity
+@entity_argument
 @click.argument("topic")
-@_app
+@app_option
 def switch(name: str, topic: str, path: str) -> None:
     """End the feeding of a new topic: services write to it themselves now."""
-    app, entity = _find(path, name)
-    former = end_move(app.database(), entity, _find_topic(app, path, topic))
+    app, entity = find_entity(path, name)
+    former = end_move(app.database(), entity, find_topic(app, path, topic))
     click.echo(
         f"{former} feeds {topic} no more: nothing that was sent is missing there"
     )
@@ -193,7 +175,7 @@ def _print_count(
         click.echo(json.dumps(shown | {"unreadable": unreadable, "rate": rate}))
         return
     click.echo(
-        f"{count:,} keys of {topic} are not in {entity.source}.{entity.key}: at "
+        f"{count:,} keys of {topic} are not in {entity.source}: at "
         f"{rate:,} records a minute it takes {minutes:,.1f} minutes to remove them; "
         "nothing was changed"
     )

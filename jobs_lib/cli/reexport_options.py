@@ -1,0 +1,95 @@
+"""What the commands about re-exports are given: options, and what they name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs_lib.app import load_app
+from jobs_lib.errors import ReexportError
+from spark_bridge.frames import FrameSource
+
+if TYPE_CHECKING:
+    from jobs_lib.app import App
+    from jobs_lib.outbox.topic import Entity, Topic
+    from jobs_lib.postgres.database import Database
+
+app_option = click.option(
+    "--app",
+    "path",
+    metavar="MODULE:APP",
+    envvar="JOBS_LIB_APP",
+    required=True,
+    help="The app that declares the entity. Also JOBS_LIB_APP.",
+)
+entity_argument = click.argument("name", metavar="ENTITY")
+rate_option = click.option("--rate", type=int, help="Records a minute.")
+window_option = click.option(
+    "--window",
+    metavar="HH:MM-HH:MM",
+    help="Instead of a rate: hours of the day in which all keys are to be sent.",
+)
+tz_option = click.option(
+    "--tz", help="Time zone of the window. Defaults to this machine's."
+)
+ranges_option = click.option(
+    "--ranges", type=int, help="Defaults to one for each 10,000 keys."
+)
+master_option = click.option(
+    "--master", help="Spark's master. Defaults to this machine."
+)
+lag_option = click.option(
+    "--watch-lag",
+    "limit",
+    metavar="GROUP:RECORDS",
+    help="Pause while this group of the topic is further behind.",
+)
+watch_option = click.option(
+    "--watch", is_flag=True, help="Show the progress until the end."
+)
+
+
+def find_entity(path: str, name: str) -> tuple[App, Entity]:
+    app = load_app(path)
+    if name not in app.entities:
+        known = ", ".join(sorted(app.entities)) or "none"
+        raise ReexportError(
+            f"{path} declares no entity {name!r} (declared: {known}): declare it with "
+            "@app.entity"
+        )
+    return app, app.entities[name]
+
+
+def find_database(path: str, name: str) -> Database:
+    return find_entity(path, name)[0].database()
+
+
+def find_topic(app: App, path: str, name: str) -> Topic[Any]:
+    found = [one for one in app.topics.values() if name in (one.declared, one.name)]
+    if not found:
+        known = ", ".join(sorted(one.declared for one in app.topics.values()))
+        raise ReexportError(
+            f"{path} declares no topic {name!r} (declared: {known}): declare it with "
+            "app.topic"
+        )
+    return found[0]
+
+
+def find_frame(
+    parquet: str | None, csv: str | None, *, dry_run: bool
+) -> FrameSource | None:
+    """The files that the options name; None for the entity's table."""
+    if parquet is None and csv is None:
+        return None
+    if parquet is not None and csv is not None:
+        raise ReexportError("the states have one source: either --parquet or --csv")
+    if dry_run:
+        raise ReexportError(
+            "--dry-run plans the entity's table: without it, files are examined as a "
+            "whole before anything begins"
+        )
+    if parquet is not None:
+        return FrameSource.parquet(parquet)
+    assert csv is not None
+    return FrameSource.csv(csv)
