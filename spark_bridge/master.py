@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.masking import find_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -99,6 +100,29 @@ def check_password(master: str, url: str, settings: Mapping[str, str]) -> None:
         f"the database's URL holds a password, which would go to the workers of "
         f"{master} unencrypted. Either let the URL name a service file that lies on "
         "the workers (postgresql://?service=NAME), or let Spark encrypt its traffic: "
+        "spark.authenticate and spark.network.crypto.enabled"
+    )
+
+
+def check_kafka(
+    master: str, given: Mapping[str, str], settings: Mapping[str, str]
+) -> None:
+    """Check that no secret of Kafka's client would cross a network in the open.
+
+    Args:
+        master: Spark's.
+        given: the settings of Kafka's client.
+        settings: of Spark.
+
+    Raises:
+        ReexportError: one would.
+    """
+    if is_here(master) or not find_secrets(given) or is_encrypted(settings):
+        return
+    raise ReexportError(
+        "JOBS_LIB_KAFKA holds a secret, which would go to the workers of "
+        f"{master} unencrypted, because they read the topic. Either let its settings "
+        "name files that lie on the workers, or let Spark encrypt its traffic: "
         "spark.authenticate and spark.network.crypto.enabled"
     )
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jobs_lib.kafka.keys import PIECE, cut, read_keys
 from jobs_lib.kafka.places import find_committed_ends, find_places
+from spark_bridge.master import check_kafka
+from spark_bridge.workers import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +98,12 @@ def read_topic(spark: Any, part: TopicPart) -> Any:
         spark: the session.
         part: what to read; the same one gives the same records each time, as long as
             compaction leaves them.
+
+    Raises:
+        ReexportError: a secret of Kafka's client would cross a network in the open.
     """
+    known = read_settings(spark)
+    check_kafka(known.get("spark.master", ""), part.settings.kafka, known)
     source = _make_source(part)
     spark.dataSource.register(source)
     return spark.read.format(source.name()).load()

@@ -16,6 +16,7 @@ from jobs_lib.settings import Settings
 from spark_bridge import engine, start
 from spark_bridge.master import (
     check_answers,
+    check_kafka,
     check_password,
     is_encrypted,
     is_here,
@@ -78,6 +79,19 @@ def test_a_password_does_not_cross_a_network_in_the_open(url, where):
     assert "service=NAME" in text
     assert "spark.network.crypto.enabled" in text
     assert "canary-pass" not in text
+
+
+@pytest.mark.guarantee("X15", "FS13")
+def test_a_secret_of_kafka_does_not_cross_a_network_in_the_open():
+    given = {"sasl.username": "keeper", "sasl.password": "canary-pass"}
+    with pytest.raises(ReexportError) as refused:
+        check_kafka(FAR, given, {})
+    assert "spark.network.crypto.enabled" in str(refused.value)
+    assert "canary-pass" not in str(refused.value)
+    encrypted = {"spark.ssl.rpc.enabled": "true"}
+    for allowed in ((FAR, given, encrypted), ("local[2]", given, {})):
+        check_kafka(*allowed)
+    check_kafka(FAR, {"ssl.key.location": "/run/kafka/key.pem"}, {})
 
 
 @pytest.mark.parametrize(
