@@ -171,7 +171,8 @@ class _Watch:
     def __enter__(self) -> None:
         if count_executors(self._session) is None:
             return
-        self._session.addTag(self._tag)
+        # Not by the session's tags: another thread than ours could not interrupt them.
+        self._session.sparkContext.addJobTag(self._tag)
         self._thread = threading.Thread(
             target=self._watch, name="executors of Spark", daemon=True
         )
@@ -183,7 +184,7 @@ class _Watch:
         self._end.set()
         self._thread.join()
         try:
-            self._session.removeTag(self._tag)
+            self._session.sparkContext.removeJobTag(self._tag)
         except Exception:
             # Whatever has ended Spark, the error of the job says it.
             return
@@ -196,7 +197,7 @@ class _Watch:
                     seen_at = time.monotonic()
                 elif time.monotonic() - seen_at > self._patience:
                     self.has_interrupted = True
-                    self._session.interruptTag(self._tag)
+                    self._session.sparkContext.cancelJobsWithTag(self._tag)
             except Exception:
                 # Spark was stopped: the job fails by itself.
                 return

@@ -91,6 +91,27 @@ def test_a_probe_names_what_is_missing(database, monkeypatch):
     assert "and this process 9.9.9" in other
 
 
+def test_jobs_end_when_no_executor_is_there_for_too_long(spark, monkeypatch):
+    monkeypatch.setattr(workers, "count_executors", lambda _: 0)
+    monkeypatch.setattr(workers, "PATIENCE", 0.2)
+    monkeypatch.setattr(workers, "_LOOK_EVERY", 0.05)
+
+    def wait(batches):
+        import time
+
+        yield from batches
+        time.sleep(3)
+
+    frame = spark.range(1).mapInArrow(wait, "id long")
+    ended = pytest.raises(ReexportError, match=r"no executor for 0\.2 s")
+    with ended, workers.watching(spark):
+        frame.collect()
+    # Other jobs of the session are not ended.
+    monkeypatch.setattr(workers, "PATIENCE", 60)
+    with workers.watching(spark):
+        assert spark.range(3).count() == 3
+
+
 def test_a_task_of_another_release_is_refused(database):
     target = Target(database.url, database.schema, release="0.0.9")
     with pytest.raises(ReexportError, match=r"started it 0\.0\.9"):
