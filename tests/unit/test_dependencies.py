@@ -25,6 +25,7 @@ EXTRAS = {
     "jobs_lib/service/metrics.py": {"metrics"},
     "jobs_lib/telemetry/metrics.py": {"metrics"},
     "jobs_lib/testing": {"testing"},
+    "jobs_lib/web": {"web"},
     "spark_bridge": {"spark"},
 }
 """The extras that a folder or file may use beyond the required packages."""
