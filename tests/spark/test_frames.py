@@ -69,7 +69,9 @@ def newest_of(records):
 
 
 @pytest.mark.guarantee("X4", "X11", "I34")
-@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    "kind", ["parquet", pytest.param("csv", marks=pytest.mark.slow)]
+)
 def test_files_reach_the_topic_where_it_has_no_newer_version(
     spark, fleet, database, admin, connect, bootstrap_servers, wait_for, tmp_path, kind
 ):
