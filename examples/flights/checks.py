@@ -33,7 +33,8 @@ class State:
     """One record of the topic ``aircraft-state``."""
 
     tail: str
-    value: Row
+    value: Row | None
+    """None: the aircraft is gone."""
     cause: str
     """``live``, or ``reexport``."""
     at: float
@@ -42,7 +43,7 @@ class State:
     @property
     def version(self) -> int:
         """How many changes the aircraft had gone through."""
-        return int(self.value["version"])
+        return int(self.value["version"]) if self.value is not None else 0
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,33 @@ def reexport_rate(states: Iterable[State], limit: int) -> Fact:
         "the re-export's peak rate is within its limit",
         0 < peak <= allowed,
         f"{peak:,} records in the fullest {window:.0f} s, limit {allowed:,.0f}",
+    )
+
+
+def history_filled(retired: Iterable[str], states: Sequence[State]) -> Fact:
+    """What only the history knew was sent from there."""
+    wanted = set(retired)
+    sent = {s.tail for s in states if s.tail in wanted and s.value is not None}
+    return Fact(
+        "the Parquet history filled what the topic had not",
+        sent == wanted,
+        f"{len(sent)} of {len(wanted)} retired aircraft sent",
+    )
+
+
+def stale_removed(
+    retired: Iterable[str], states: Iterable[State], read_model: Mapping[str, Row]
+) -> Fact:
+    """Keys without a row ended, and no others; the read model has none of them."""
+    wanted = set(retired)
+    last = {state.tail: state.value for state in states}
+    gone = {tail for tail, value in last.items() if value is None}
+    left = len(wanted & read_model.keys())
+    return Fact(
+        "keys that the table has not were removed, and no others",
+        gone == wanted and not left,
+        f"{len(gone & wanted)} of {len(wanted)} removed, {len(gone - wanted)} others, "
+        f"{left} left in the read model",
     )
 
 

@@ -26,6 +26,7 @@ from rich.table import Table
 from examples.flights import checks, evidence
 from examples.flights.evidence import OwnerWatch
 from examples.flights.flights import Flight, read_flights
+from examples.flights.history import RETIRED, write_history
 from examples.flights.pods import BOARD, SERVICE, Pod, Processes
 from examples.flights.producer import produce_flights
 from examples.flights.screen import Goal, Numbers, Screen, Watch
@@ -44,6 +45,7 @@ Found = TypeVar("Found")
 FOLDER = Path(".jobs-lib/demo")
 LOGS = FOLDER / "logs"
 ARRIVALS = FOLDER / "arrivals.jsonl"
+HISTORY = FOLDER / "history.parquet"
 REPORT = Path("build/demo.json")
 FLIGHTS = "30000"
 FIRST_PART, FIRST_SECONDS, SECOND_SECONDS = 0.6, 60.0, 50.0
@@ -58,6 +60,7 @@ REEXPORT_SECONDS = 100.0
 Many are left out, since a newer state is on its way; the others fill the minute that is
 measured.
 """
+REPAIR_RATE = "6000"
 SESSION_TIMEOUT = 6.0
 TAKE_OVER = SESSION_TIMEOUT + 2.0
 """For how many seconds partitions may lack an owner after a crash."""
@@ -156,7 +159,37 @@ def _fly(screen: Screen, servers: Servers, flights: list[Flight]) -> Story:
         spark = processes.start("reexport", *command, "--app", SERVICE, env=env)
         screen.say(f"re-export of {len(known):,} aircraft by Spark, {rate:,} a minute")
         wait(lambda numbers: numbers.reach(goal) and spark.poll() is not None)
+        _repair(screen, servers, processes, env, flights)
     return Story(killed_at, owners.taken(owned), known, reexport_at, rate)
+
+
+def _repair(
+    screen: Screen,
+    servers: Servers,
+    processes: Processes,
+    env: dict[str, str],
+    flights: list[Flight],
+) -> None:
+    """Fill the topic from a history, and remove the keys that the table has not."""
+    rows = write_history(HISTORY, checks.expected_states(flights))
+    screen.say(f"a Parquet history of {rows:,} states, all older but those of retired")
+
+    def run(name: str, *arguments: str) -> None:
+        command = ["jobs_lib.cli", "reexport", *arguments, "--rate", REPAIR_RATE]
+        command += ["--watch", "--app", SERVICE]
+        processes.start(name, *command, env=env).wait()
+        processes.check()
+
+    run("history", "start", "aircraft", "--parquet", str(HISTORY))
+    screen.say("the history is sent, where the topic had nothing newer")
+    run("stale", "stale", "aircraft")
+    screen.say("the keys that only the topic had are removed")
+    _wait_for(
+        lambda: {*RETIRED}.isdisjoint(
+            evidence.read_rows(servers.board_url, "aircraft_rm")
+        ),
+        processes,
+    )
 
 
 def _start_partner_and_board(processes: Processes, servers: Servers) -> dict[str, str]:
@@ -185,6 +218,7 @@ def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
     states = evidence.read_states(servers.kafka, PARTITIONS["aircraft-state"])
     expected = checks.expected_states(flights)
     without_tail = [flight for flight, tail in handled if tail is None]
+    everything, states = states, [one for one in states if one.tail not in RETIRED]
     return [
         checks.processed_once(flights, [flight for flight, _ in handled]),
         checks.counted_apart(flights, without_tail, aircraft),
@@ -195,6 +229,8 @@ def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
         checks.read_model_equal(aircraft, read_model),
         checks.reexport_complete(story.known, story.reexport_at, states),
         checks.reexport_rate(states, story.rate),
+        checks.history_filled(RETIRED, everything),
+        checks.stale_removed(RETIRED, everything, read_model),
         checks.owners_found(story.killed_at, story.taken, TAKE_OVER),
     ]
 

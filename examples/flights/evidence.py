@@ -66,10 +66,11 @@ def read_states(kafka: str, partitions: int) -> list[State]:
             error = message.error()
             if error is None:
                 headers = dict(cast("Sequence[tuple[str, Any]]", message.headers()))
+                value = message.value()
                 states.append(
                     State(
                         cast("bytes", message.key()).decode(),
-                        json.loads(cast("bytes", message.value())),
+                        None if value is None else json.loads(value),
                         cast("bytes", headers["ce_cause"]).decode(),
                         message.timestamp()[1] / 1000,
                     )

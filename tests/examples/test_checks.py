@@ -158,7 +158,7 @@ def test_a_complete_topic_may_repeat_and_reexport():
         STATES[1:],
         [*STATES[1:], again(STATES[0])],
         [*STATES, State("N9", {"version": 1}, "live", 1.0)],
-        [replace(STATES[0], value={**STATES[0].value, "delay": 99}), *STATES],
+        [replace(STATES[0], value={**(STATES[0].value or {}), "delay": 99}), *STATES],
         [*STATES, again(STATES[0])],
     ],
     ids=["missing", "only-reexported", "invented", "wrong-value", "ends-with-an-old"],
@@ -244,3 +244,22 @@ def test_the_flights_are_read_in_the_order_of_time():
     departures = [flight.departure for flight in flights]
     assert departures == sorted(departures)
     assert len({flight.tail for flight in flights if flight.tail}) == 4_043
+
+
+def test_each_retired_aircraft_must_come_from_the_history():
+    sent = [State("R1", {"version": 1}, "reexport", 1.0)]
+    assert checks.history_filled(["R1"], [*STATES, *sent]).holds
+    assert not checks.history_filled(["R1", "R2"], [*STATES, *sent]).holds
+    gone = [State("R1", None, "reexport", 1.0)]
+    assert not checks.history_filled(["R1"], [*STATES, *gone]).holds
+
+
+def test_retired_aircraft_and_no_others_must_be_gone():
+    sent = State("R1", {"version": 1}, "reexport", 1.0)
+    gone = State("R1", None, "reexport", 2.0)
+    assert checks.stale_removed(["R1"], [*STATES, sent, gone], {}).holds
+    assert not checks.stale_removed(["R1"], [*STATES, sent], {}).holds
+    assert not checks.stale_removed(["R1"], [*STATES, sent, gone], {"R1": {}}).holds
+    other = State(STATES[0].tail, None, "reexport", 2.0)
+    late = [one for one in STATES if one.tail != other.tail]
+    assert not checks.stale_removed(["R1"], [*late, sent, gone, other], {}).holds
