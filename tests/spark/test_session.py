@@ -67,6 +67,8 @@ def test_a_java_that_cannot_run_spark_is_named_before_anything_is_loaded(
     monkeypatch.setattr(java, "_wheel_java", lambda: None)
     monkeypatch.setattr(session, "find_session", lambda: None)
     monkeypatch.setattr(engine, "find_session", lambda: None)
+    # Otherwise the session of the other tests would seem lost, and be stopped.
+    monkeypatch.setattr(session, "_ours", session._Shared())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     if home is not None:
