@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.server import Server
 from jobs_lib import App, reexport
 from jobs_lib.outbox.topic import Entity
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.migrate import migrate
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
+    from benchmarks.server import Server
     from jobs_lib.reexport.run import Begun
 
 STATES = App("benchmark").topic("flight-state")
@@ -22,25 +20,12 @@ FLIGHTS = Entity("flights", STATES, "flights", "id", lambda _conn, _keys: {})
 class Stage:
     """The server, and its table ``flights`` with keys such as ``EV7-8f14e4…``."""
 
-    def __init__(self, keys: int) -> None:
+    def __init__(self, server: Server, keys: int) -> None:
         self.keys = keys
-        self._server = Server()
-
-    def __enter__(self) -> Stage:
-        self._server.__enter__()
-        self._server.renew()
-        migrate(self._server.url)
-        self.database = Database(self._server.url)
-        self.fill(self.keys)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.__exit__(kind, error, trace)
+        server.renew()
+        migrate(server.url)
+        self.database = Database(server.url)
+        self.fill(keys)
 
     def fill(self, keys: int, table: str = "flights") -> None:
         """Make a table of so many keys."""

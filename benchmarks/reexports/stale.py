@@ -1,22 +1,19 @@
-"""How fast a topic is compared with its table: `python -m benchmarks.stale [records]`.
+"""How fast a topic is compared with its table.
 
 A topic of a million records in four partitions is compared with a table that lacks one
-key of a hundred. Spark is measured without its start, and its first run apart. It
-prints one line of JSON.
+key of a hundred. Spark is measured without its start, and its first run apart.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
-import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
+from benchmarks.figures import median
 from jobs_lib import App
-from jobs_lib.devstack import KafkaBroker, PostgresServer
 from jobs_lib.kafka.client import create_topic, make_admin
 from jobs_lib.outbox.topic import Entity
 from jobs_lib.postgres.database import Database
@@ -27,6 +24,8 @@ from spark_bridge import open_session
 from spark_bridge.repairs import SparkFinder
 
 if TYPE_CHECKING:
+    from benchmarks.server import Server
+    from jobs_lib.devstack import KafkaBroker
     from jobs_lib.reexport import Finder
     from jobs_lib.settings import Settings
 
@@ -36,31 +35,29 @@ TOPIC = "flight-state"
 PARTITIONS = 4
 
 
-def main(records: int) -> None:
-    """Measure and print."""
-    with PostgresServer(durable=True) as server, KafkaBroker.ephemeral() as broker:
-        migrate(server.url)
-        settings = load_settings(
-            database_url=server.url, kafka_bootstrap_servers=broker.bootstrap_servers
-        )
-        database = Database(server.url)
-        topic = App("benchmark", settings=settings).topic(TOPIC, compacted=True)
-        flights = Entity("flights", topic, "flights", "id", lambda _conn, _keys: {})
-        fill(database, settings, records)
-        sql = measure(SqlFinder(), database, settings, flights, records)
-        with open_session("local[2,4]"):
-            (first,) = measure(
-                SparkFinder(), database, settings, flights, records, runs=1
-            )
-            spark = measure(SparkFinder(), database, settings, flights, records)
-    figures = {
-        "records": records,
-        "stale_compare_records_s": round(statistics.median(spark)),
-        "runs": [*map(round, spark)],
-        "first_run": round(first),
-        "sql": round(statistics.median(sql)),
+def measure_stale(
+    server: Server, broker: KafkaBroker, *, quick: bool
+) -> dict[str, Any]:
+    """Compare by Spark and by SQL, with Spark already there."""
+    records = 20_000 if quick else RECORDS
+    server.renew()
+    migrate(server.url)
+    settings = load_settings(
+        database_url=server.url, kafka_bootstrap_servers=broker.bootstrap_servers
+    )
+    database = Database(server.url)
+    topic = App("benchmark", settings=settings).topic(TOPIC, compacted=True)
+    flights = Entity("flights", topic, "flights", "id", lambda _conn, _keys: {})
+    fill(database, settings, records)
+    sql = measure(SqlFinder(), database, settings, flights, records)
+    with open_session("local[2,4]"):
+        first = measure(SparkFinder(), database, settings, flights, records, runs=1)
+        spark = measure(SparkFinder(), database, settings, flights, records)
+    return {
+        "stale_compare_records_s": median(spark),
+        "stale_compare_first_records_s": first[0],
+        "stale_compare_sql_records_s": median(sql),
     }
-    print(json.dumps(figures))
 
 
 def fill(database: Database, settings: Settings, records: int) -> None:
@@ -101,16 +98,12 @@ def measure(
     entity: Entity,
     records: int,
     runs: int = RUNS,
-) -> list[float]:
+) -> list[float | None]:
     """Compare several times; returns the records of the topic per second of each."""
-    rates = []
+    rates: list[float | None] = []
     for _ in range(runs):
         started = time.perf_counter()
         with finder.find(database, settings, entity) as stale:
             assert stale.count == records // 100, stale.count
         rates.append(records / (time.perf_counter() - started))
     return rates
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1:] else RECORDS)

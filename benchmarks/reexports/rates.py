@@ -1,23 +1,20 @@
 """The rate of re-exports at the topic, and live records beside them.
 
-``python -m benchmarks.rates [--quick] [--only rate,live,…]`` prints one JSON line. The
-judge is the topic: Kafka's own time of each record, read at the end.
+The judge is the topic: Kafka's own time of each record, read at the end.
 
     rate      two re-exports at once, through a pause, a change and an outage:
               the fullest minute, and the mean while nothing held them up
     live      the time from a commit to a consumer, without a re-export, beside one, and
               beside one whose rate limits nothing
-    start     from `start` to the first record that a consumer can read
+    start     from the command to the first record that a consumer can read
     restart   records of a re-export whose relay is killed now and then, to its keys
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -25,28 +22,27 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import click
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     NewTopic,
 )
 
-from benchmarks.bench import choose
 from benchmarks.figures import median, percentile, ratio
 from benchmarks.peers.peer import REPOSITORY
-from benchmarks.server import Server
 from jobs_lib import App, reexport
-from jobs_lib.devstack import KafkaBroker
-from jobs_lib.devstack.kafka import FAST_JVM
 from jobs_lib.outbox.topic import Entity
 from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.migrate import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from benchmarks.server import Server
+    from jobs_lib.devstack import KafkaBroker
 
 NAMES = ("first", "second")
+_APP = "benchmarks.reexports.rates:app"
 PARTITIONS = 4
 GRACE = 5.0
 """Seconds after which a re-export that goes on again is at its rate."""
@@ -94,8 +90,16 @@ class Stage:
 
     def run(self) -> None:
         """Start the service: executor and relay."""
-        self._service = subprocess.Popen(
-            [sys.executable, "-m", "jobs_lib.cli", "run", "benchmarks.rates:app"],
+        self._service = self._command("run", _APP)
+
+    def start(self, name: str, rate: int) -> subprocess.Popen[bytes]:
+        """Begin a re-export by the command, with Spark."""
+        found = "reexport", "start", name, "--rate", str(rate), "--app", _APP
+        return self._command(*found)
+
+    def _command(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "jobs_lib.cli", *arguments],
             cwd=REPOSITORY,
             env={
                 **{k: v for k, v in os.environ.items() if k[:9] != "JOBS_LIB_"},
@@ -291,14 +295,12 @@ def measure_start(
             stage.fill("first", 100_000 if quick else 1_000_000)
             stage.run()
             began = time.time()
-            loader = threading.Thread(
-                target=stage.begin, args=("first", 60_000), daemon=True
-            )
-            loader.start()
+            command = stage.start("first", 60_000)
             while not (found := stage.read()):
                 time.sleep(0.05)
             took.append(found["first"][0] - began)
-            loader.join()
+            command.terminate()
+            command.wait()
     return {"start_to_first_record_s": median(took)}
 
 
@@ -319,31 +321,3 @@ def measure_restart(
             time.sleep(0.2)
         sent = len(stage.read()["first"])
     return {"restart_extra_ratio": sent / keys, "restarts": kills}
-
-
-MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
-    "rate": measure_rate,
-    "live": measure_live,
-    "start": measure_start,
-    "restart": measure_restart,
-}
-
-
-@click.command()
-@click.option("--only", help=f"By commas: {', '.join(MEASURES)}.")
-@click.option("--quick", is_flag=True, help="A part of it: is all in order?")
-def main(only: str | None, quick: bool) -> None:
-    """Measure the rates of re-exports on this machine."""
-    # The exit unwinds the stack, so that no server or service is left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    figures: dict[str, Any] = {}
-    with Server() as server, KafkaBroker.ephemeral(jvm=FAST_JVM) as broker:
-        for name in choose(only, MEASURES, "measure"):
-            found = MEASURES[name](server, broker, quick=quick)
-            print(found, file=sys.stderr)
-            figures |= found
-    print(json.dumps({"bench": "rates", "quick": quick, **figures}))
-
-
-if __name__ == "__main__":
-    main()
