@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.expects("fenced"), pytest.mark.timeout(300)]
 ROWS, BLOCK = 6_000, 100
 
 
-@pytest.mark.guarantee("W34")
+@pytest.mark.guarantee("W34", "W30")
 def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
     database_url, bootstrap_servers, topic, admin, connect, database, wait_for
 ):

@@ -314,7 +314,7 @@ def test_a_read_model_is_equal_after_its_topic_was_made_anew_grown_and_cut(
         await_equal("behind what was cut")
 
 
-@pytest.mark.guarantee("W28")
+@pytest.mark.guarantee("W28", "I35")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "minutes", [1.15, pytest.param(2.1, marks=pytest.mark.slow)], ids=str
@@ -351,7 +351,7 @@ def test_the_rate_holds_in_every_window_at_the_topic(
 
 
 @pytest.mark.slow
-@pytest.mark.guarantee("W32")
+@pytest.mark.guarantee("W32", "I35")
 def test_killed_pods_cost_a_few_repeats_and_no_key(
     shop, database, admin, bootstrap_servers, database_url, start_process, wait_for
 ):
@@ -389,6 +389,7 @@ def test_killed_pods_cost_a_few_repeats_and_no_key(
     assert newest(records) == table(admin)
 
 
+@pytest.mark.guarantee("I36")
 def test_a_key_that_is_gone_becomes_a_tombstone(
     shop, database, topic, admin, bootstrap_servers, wait_for
 ):
@@ -414,6 +415,9 @@ def test_a_key_that_is_gone_becomes_a_tombstone(
         )
     records = read_topic(bootstrap_servers, names.name)
     assert [r.key for r in records if r.value is None] == ["3"]
+    number = str(reexport.status(database, "names").id)
+    marks = {(r.headers["ce_cause"], r.headers["ce_reexport"]) for r in records}
+    assert marks == {("reexport", number)}
     assert newest(records) == {
         str(n): {"name": f"item {n}"} for n in range(1, 11) if n != 3
     }

@@ -133,7 +133,7 @@ def test_tasks_read_the_snapshot_that_the_driver_holds(spark, database, begun):
     assert loaded_keys(database) == KEYS
 
 
-@pytest.mark.guarantee("W32")
+@pytest.mark.guarantee("W32", "I35")
 @pytest.mark.parametrize(
     "engine", ["sql", pytest.param("spark", marks=pytest.mark.slow)]
 )
