@@ -16,6 +16,7 @@ from benchmarks.bench import choose
 from benchmarks.machine import find_children, peak_rss_mb
 from benchmarks.reexports import loading, rates
 from benchmarks.reexports.frames import measure_frames
+from benchmarks.reexports.sizes import measure_sizes
 from benchmarks.reexports.stage import Stage
 from benchmarks.reexports.stale import measure_stale
 from benchmarks.server import Server
@@ -85,6 +86,7 @@ MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "load": measure_load,
     "stale": measure_stale,
     "frames": measure_frames,
+    "sizes": measure_sizes,
     "rate": rates.measure_rate,
     "live": rates.measure_live,
     "start": rates.measure_start,
