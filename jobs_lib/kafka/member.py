@@ -107,6 +107,7 @@ class GroupMember:
         self._settings = settings
         self._listeners: list[MemberListener] = []
         self._commands: deque[Callable[[Consumer], bool]] = deque()
+        self._commits: deque[list[TopicPartition]] = deque()
         self._assigned: set[Partition] = set()
         """Kept here, because asking librdkafka would wait while it holds the GIL."""
         self._paused: set[Partition] = set()
@@ -191,15 +192,9 @@ class GroupMember:
 
         Listeners learn of those that were acknowledged.
         """
-        places = [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
-
-        def commit(consumer: Consumer) -> bool:
-            ours = [at for at in places if (at.topic, at.partition) in self._assigned]
-            if ours:
-                consumer.commit(offsets=ours, asynchronous=True)
-            return True
-
-        self._commands.append(commit)
+        self._commits.append(
+            [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
+        )
 
     def poll_soon(self) -> None:
         """Poll again soon: a listener may have room for records now."""
@@ -260,14 +255,23 @@ class GroupMember:
             consumer.close()
             self._leaves_at_once = False
             self._commands.clear()
+            self._commits.clear()
             self._forget(self._assigned)
 
     def _obey(self, consumer: Consumer) -> None:
         """Run the commands of other threads; keep those that come too early."""
+        self._commit(consumer)
         for _ in range(len(self._commands)):
             command = self._commands.popleft()
             if not command(consumer):
                 self._commands.append(command)
+
+    def _commit(self, consumer: Consumer) -> None:
+        for _ in range(len(self._commits)):
+            places = self._commits.popleft()
+            ours = [at for at in places if (at.topic, at.partition) in self._assigned]
+            if ours:
+                consumer.commit(offsets=ours, asynchronous=True)
 
     def _poll_once(self, consumer: Consumer) -> None:
         self._obey(consumer)
@@ -385,8 +389,10 @@ class GroupMember:
         # This waits for handlers, up to the deadline of each listener.
         with self.pulse.elsewhere():
             self._notify("lost" if self._leaves_at_once else "revoked", partitions)
-        # Commit the offsets that were stored meanwhile, while this is still allowed.
-        self._obey(consumer)
+        # Commit the offsets that were stored meanwhile, while this is still allowed. Of
+        # the commands nothing else: librdkafka, when it closes, may never answer one
+        # that assigns (its issue 4527 is alike), and all threads would wait for it.
+        self._commit(consumer)
         self._unassign(consumer, partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
