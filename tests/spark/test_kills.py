@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.errors import UnavailableError
+from jobs_lib.errors import ReexportError, UnavailableError
 from jobs_lib.postgres.database import Database
 from jobs_lib.testing.databases import Databases, embedded_server
 from tests.spark.fleet import SLOW, spark_options
@@ -72,10 +72,10 @@ class Run:
         )
 
     def progress(self):
-        """Return the progress; None if the database does not answer yet."""
+        """Return the progress; None if there is none, or no answer."""
         try:
             return reexport.status(self.database, "items")
-        except (psycopg.OperationalError, UnavailableError):
+        except (psycopg.OperationalError, UnavailableError, ReexportError):
             return None
 
     def await_progress(self, what, done):
@@ -102,7 +102,7 @@ class Run:
                 "update items set version = version + 1 where id = any (%s)", (keys,)
             )
             connection.execute(
-                "select jobs_lib.send_current(%s, key::text, 'items', null)"
+                "select jobs_lib.send_current(%s, key::text, 'items', null::bigint)"
                 " from unnest(%s::int[]) key",
                 (self.topic, sorted(keys)),
             )
