@@ -126,6 +126,7 @@ class Run:
     def kill_database(self):
         self.server.kill()
         self.server.start()
+        wait_for(lambda: self.progress() is not None, timeout=120)
 
 
 @pytest.mark.guarantee("X12", "W32", "I34", "X11")
