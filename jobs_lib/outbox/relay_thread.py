@@ -292,8 +292,6 @@ class RelayThread:
             "ids": int_array(ids),
             "dropped": int_array(row_id for _, row_id, _ in block.dropped),
         }
-        if block.reexports:
-            self._copies.write(connection, block)
         query = "delete_block" if block.reexports else "delete_live"
         deleted = self._delete_rows(connection, query, values, block)
         self._finish(connection, block)
@@ -311,25 +309,23 @@ class RelayThread:
         values: Mapping[str, Any],
         block: Block,
     ) -> int:
-        """Delete rows that Kafka has, once what they say is written elsewhere.
+        """Delete rows that Kafka has; note what has left before, if that is asked for.
 
-        A statement that deletes nothing says what is to be written first: rows for the
-        copies of a topic, or the versions that have left. So every snapshot has the
-        row, or what was written.
+        First the notes, then the rows: so every snapshot has the one or the other.
         """
-        noted = False
-        while True:
+
+        def delete(*, noted: bool) -> int:
             row = connection.execute(
                 self._database.queries[query], {**values, "noted": noted}, prepare=True
             ).fetchone()
-            if row is None:
-                self._copies.write(connection, block)
-                query = "delete_block"
-            elif row[0] == MUST_NOTE:
-                note_versions(connection, self._database.queries, block.versions)
-                noted = True
-            else:
-                return cast("tuple[int]", row)[0]
+            return cast("tuple[int]", row)[0]
+
+        deleted = delete(noted=False)
+        if deleted != MUST_NOTE:
+            return deleted
+        self._copies.write(connection, block)
+        note_versions(connection, self._database.queries, block.versions)
+        return delete(noted=True)
 
     def _fence(self, shard: int, epoch: int) -> dict[str, Any]:
         """The parameters of all statements that delete or move rows."""
@@ -419,7 +415,6 @@ class RelayThread:
             again = hold._replace(error=found.error)
             self._write_holds(connection, shard, epoch, [again, found], [])
             return False
-        self._copies.write(connection, block)
         values = {"id": row_id, "dropped": bool(block.dropped)}
         values |= self._fence(shard, epoch)
         if self._delete_rows(connection, "delete_held", values, block) != 1:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 OF_FRAME = "frame"
 """The source of re-exports whose states are staged."""
 MUST_NOTE = -1
-"""What a statement returns that deletes nothing: versions must be noted before."""
+"""What a statement returns that deletes nothing: what has left must be noted before."""
 _NEWER = 2**63 - 1
 """The version of a record without one: no state of a DataFrame may follow it."""
 

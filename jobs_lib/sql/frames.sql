@@ -5,10 +5,14 @@
 -- its row is deleted. So a snapshot of the outbox has the live row, or its version.
 
 -- part: must_note
--- Whether versions must be noted before rows are deleted. It is asked by the statement
--- that deletes: a re-export that this one does not see takes the topic's ends later, and
--- so finds the records in the topic.
-(not %(noted)s and exists (select from {schema}.reexports x where {of_frames}))
+-- Whether something must be written before rows are deleted: the versions that have left,
+-- or rows for the copy of a topic. It is asked by the statement that deletes. A re-export
+-- of a DataFrame that this one does not see takes the topic's ends later, and so finds
+-- the records in the topic; one that fills a copy reads the states later.
+(not %(noted)s and (
+    exists (select from {schema}.reexports x where {of_frames})
+    or exists (select from {schema}.topic_copies)
+))
 
 -- part: of_frames
 -- The re-exports of DataFrames that have not ended. This is the condition of an index.

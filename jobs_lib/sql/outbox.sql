@@ -351,13 +351,11 @@ select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 -- name: delete_live
 -- Delete exactly the rows that Kafka has acknowledged, under the fence. Rows that
 -- appeared meanwhile stay, whatever their ids. It is -1, and nothing is deleted, if
--- versions must be noted first. While a topic has a copy, nothing is deleted and no row
--- comes back.
+-- something must be noted first.
 select case when {must_note} then -1 else {schema}.delete_rows(
     %(shard)s::int, %(owner)s, case when {same_server} then %(epoch)s::bigint else -1 end,
     %(places)s::tid[], %(ids)s::bigint[]
 ) end
-where not exists (select from {schema}.topic_copies)
 
 -- name: delete_block
 -- The same for a block with rows of re-exports; it also counts their progress.
