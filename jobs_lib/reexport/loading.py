@@ -132,7 +132,7 @@ def load_range(
     if loading.snapshot is not None:
         # In a transaction of its own. One that reads an old snapshot could not update
         # rows that other loaders have changed since.
-        bounds = _find_bounds(connection, queries, loading, number)
+        bounds = lock_range(connection, queries, loading, number)
         if bounds is None:
             return None
         with reading(connection, queries, loading.snapshot):
@@ -140,7 +140,7 @@ def load_range(
             keys = read(connection, queries, source, *bounds)
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
-        bounds = _find_bounds(connection, queries, loading, number)
+        bounds = lock_range(connection, queries, loading, number)
         if bounds is None:
             return None
         if keys is None:
@@ -165,7 +165,7 @@ def load_range(
     return len(keys)
 
 
-def _find_bounds(
+def lock_range(
     connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
 ) -> tuple[str | None, str | None] | None:
     """Lock the range's row; return its bounds, or None if there is nothing to load."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.kafka.places import find_places, read_policy
+from jobs_lib.kafka.places import find_places
 from jobs_lib.reexport.loading import SqlEngine
 from jobs_lib.reexport.run import CHUNK, begin, load
+from jobs_lib.reexport.topics import check_compacted
 
 if TYPE_CHECKING:
     from typing import Any
@@ -60,13 +61,7 @@ def start_move(
             "topic out to send them again"
         )
     find_places(settings, topic.name, "end")
-    policy = read_policy(settings, topic.name)
-    if "compact" not in policy.split(","):
-        raise ReexportError(
-            f"the topic {topic.name!r} is not compacted (cleanup.policy={policy}), so "
-            "it would not keep the states: declare it with compacted=True, and run "
-            "`jobs-lib topics apply`"
-        )
+    check_compacted(settings, topic.name, "it would not keep the states")
     with database.connect("re-export") as connection:
         # Before the keys are read: what is sent from here on reaches the copy.
         values = {"topic": entity.topic.name, "copy": topic.name, "entity": entity.name}

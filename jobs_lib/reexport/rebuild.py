@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.lag import find_readers
-from jobs_lib.kafka.places import find_committed_ends, read_policy
+from jobs_lib.kafka.places import find_committed_ends
 from jobs_lib.kafka.topic_settings import change, delete_before, read_own
-from jobs_lib.reexport.control import check_rate, read_progress
+from jobs_lib.reexport.control import read_progress
 from jobs_lib.reexport.loading import SqlEngine
-from jobs_lib.reexport.run import CHUNK, begin, check_chunk, load
+from jobs_lib.reexport.run import CHUNK, begin, check_asked, load
+from jobs_lib.reexport.topics import check_compacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,9 +98,7 @@ def rebuild(
         TopicError: the topic does not exist, or Kafka refuses a step.
         UnavailableError: no broker answers.
     """
-    check_chunk(chunk)
-    if isinstance(rate, int):
-        check_rate(rate)
+    check_asked(rate, chunk, watch_lag)
     found = _find(database, entity)
     if found is not None and not found.filling:
         found = _keep_if_same(database, settings, entity, found)
@@ -163,13 +162,7 @@ def _note(
     if former == _DELETING:
         # The note of an interrupted rebuild was lost with the server's last commits.
         former = {name: entity.topic.config.get(name) for name in _DELETING}
-    policy = read_policy(settings, topic)
-    if "compact" not in policy.split(","):
-        raise ReexportError(
-            f"the topic {topic!r} is not compacted (cleanup.policy={policy}), so its "
-            "records end by retention: declare it with compacted=True, and run "
-            "`jobs-lib topics apply`"
-        )
+    check_compacted(settings, topic, "its records end by retention")
     if not although_behind:
         _refuse_lag(settings, topic)
     values = {

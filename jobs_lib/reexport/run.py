@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
+    from jobs_lib.reexport.plan import Range
 
 CHUNK = 100
 """The default number of keys in one chunk job."""
@@ -154,11 +155,7 @@ def begin(
         ReexportError: it cannot be planned or begun as asked.
     """
     goal = (topic or entity.topic).name
-    if isinstance(rate, int):
-        check_rate(rate)
-    if watch_lag is not None:
-        check_lag_limit(watch_lag)
-    check_chunk(chunk)
+    check_asked(rate, chunk, watch_lag)
     if hold is not None:
         check_hold(database, hold)
     queries = database.queries
@@ -180,13 +177,7 @@ def begin(
                 ).fetchone()
                 if row is not None:
                     set_lag_limit(connection, queries, row[0], watch_lag)
-                    values = {
-                        "reexport": row[0],
-                        "lowers": [piece.lower for piece in plan.ranges],
-                        "uppers": [piece.upper for piece in plan.ranges],
-                        "keys": [piece.keys for piece in plan.ranges],
-                    }
-                    connection.execute(queries["plan_ranges"], values)
+                    store_ranges(connection, queries, row[0], plan.ranges)
                     loading = Loading(row[0], row[1], source, chunk, home, partitions)
                     return Begun(row[0], False, loading)
             # Another process was faster: continue its re-export.
@@ -207,11 +198,7 @@ def begin(
             )
         progress = read_progress(connection, queries, unfinished[0])
         _settle_snapshot(connection, queries, progress, hold)
-        left = progress.left
-        connection.execute(
-            queries["change_rate"],
-            {"reexport": unfinished[0], "rate": settle_rate(rate, left)},
-        )
+        change_rate(connection, queries, progress, rate)
         set_lag_limit(connection, queries, unfinished[0], watch_lag)
         loading = Loading(unfinished[0], unfinished[1], source, chunk, home, partitions)
         return Begun(unfinished[0], True, loading)
@@ -313,18 +300,51 @@ def find_unfinished(
     return number, started_at, topic
 
 
-def check_chunk(chunk: int) -> None:
-    """Refuse a number of keys that no chunk job may have.
+def check_asked(rate: int | Window, chunk: int, watch_lag: LagLimit | None) -> None:
+    """Refuse a rate, a size of chunks or a limit of the lag that cannot be.
 
     Raises:
-        ReexportError: it is out of range.
+        ReexportError: one is out of range.
     """
+    if isinstance(rate, int):
+        check_rate(rate)
+    if watch_lag is not None:
+        check_lag_limit(watch_lag)
     if not 1 <= chunk <= 10_000:
         raise ReexportError(f"a chunk holds 1 to 10,000 keys, not {chunk}")
 
 
+def store_ranges(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    reexport: int,
+    ranges: Sequence[Range],
+) -> None:
+    """Write the ranges of a re-export that begins."""
+    values = {
+        "reexport": reexport,
+        "lowers": [piece.lower for piece in ranges],
+        "uppers": [piece.upper for piece in ranges],
+        "keys": [piece.keys for piece in ranges],
+    }
+    connection.execute(queries["plan_ranges"], values)
+
+
 def settle_rate(rate: int | Window, keys: int) -> int:
+    """Return the records a minute with which so many keys are sent."""
     return rate if isinstance(rate, int) else find_rate(keys, find_span(rate))
+
+
+def change_rate(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    progress: Progress,
+    rate: int | Window,
+) -> None:
+    """Give an unfinished re-export the rate for what is left of it."""
+    per_minute = settle_rate(rate, progress.left)
+    values = {"reexport": progress.id, "rate": per_minute}
+    connection.execute(queries["change_rate"], values)
 
 
 def set_lag_limit(
@@ -333,6 +353,7 @@ def set_lag_limit(
     reexport: int,
     limit: LagLimit | None,
 ) -> None:
+    """Set the lag that pauses a re-export; None leaves it as it is."""
     if limit is not None:
         values = {"group": limit.group, "records": limit.records}
         connection.execute(

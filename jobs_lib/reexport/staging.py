@@ -18,15 +18,17 @@ from psycopg.errors import LockNotAvailable, UndefinedTable
 from jobs_lib.errors import ReexportError
 from jobs_lib.outbox.staged import OF_FRAME
 from jobs_lib.partitioner import choose_partitions
-from jobs_lib.reexport.control import check_lag_limit, check_rate, read_progress
-from jobs_lib.reexport.loading import Loading, encode_chunks
+from jobs_lib.reexport.control import read_progress
+from jobs_lib.reexport.loading import Loading, encode_chunks, lock_range
 from jobs_lib.reexport.run import (
     Begun,
-    check_chunk,
+    change_rate,
+    check_asked,
     find_unfinished,
     read_home,
     set_lag_limit,
     settle_rate,
+    store_ranges,
 )
 from jobs_lib.reexport.source import refuse_other_source
 
@@ -82,11 +84,7 @@ def begin_staged(
         ReexportError: it cannot be begun as asked; or the unfinished one has another
             kind of source.
     """
-    if isinstance(rate, int):
-        check_rate(rate)
-    if watch_lag is not None:
-        check_lag_limit(watch_lag)
-    check_chunk(chunk)
+    check_asked(rate, chunk, watch_lag)
     queries = database.queries
     with database.connect("re-export") as connection:
         unfinished = find_unfinished(connection, queries, entity.name)
@@ -98,11 +96,8 @@ def begin_staged(
                 unfinished = _store(connection, queries, entity, ranges, per_minute)
             else:
                 refuse_other_source(connection, queries, unfinished[0], OF_FRAME)
-                left = read_progress(connection, queries, unfinished[0]).left
-                connection.execute(
-                    queries["change_rate"],
-                    {"reexport": unfinished[0], "rate": settle_rate(rate, left)},
-                )
+                progress = read_progress(connection, queries, unfinished[0])
+                change_rate(connection, queries, progress, rate)
             set_lag_limit(connection, queries, unfinished[0], watch_lag)
     number, started_at, *_ = unfinished
     loading = Loading(number, started_at, None, chunk, topic, partitions)
@@ -129,15 +124,7 @@ def _store(
             f"another re-export of {entity.name!r} has just begun: start again to go "
             "on with it"
         )
-    connection.execute(
-        queries["plan_frame"],
-        {
-            "reexport": row[0],
-            "lowers": [piece.lower for piece in ranges],
-            "uppers": [piece.upper for piece in ranges],
-            "keys": [piece.keys for piece in ranges],
-        },
-    )
+    store_ranges(connection, queries, row[0], ranges)
     connection.execute(queries["make_states"], {"reexport": row[0]})
     return row
 
@@ -171,17 +158,7 @@ def stage_range(
     """
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
-        found = connection.execute(
-            queries["lock_staged_range"], this | {"started_at": loading.started_at}
-        ).fetchone()
-        if found is None:
-            raise ReexportError(
-                f"the re-export {loading.reexport} that began at "
-                f"{loading.started_at.isoformat()} has no range {number}: it was "
-                "deleted, or the server has lost its last commits. Start it again"
-            )
-        loaded, state = found
-        if loaded or state in ("cancelled", "finished"):
+        if lock_range(connection, queries, loading, number) is None:
             return None
         keys = [one.key for one in states]
         partitions = choose(keys, loading.partitions)

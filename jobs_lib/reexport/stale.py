@@ -22,22 +22,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import KEY_LIMIT
 from jobs_lib.kafka.keys import Keys, cut, read_keys
-from jobs_lib.kafka.places import find_committed_ends, find_places, read_policy
+from jobs_lib.kafka.places import find_committed_ends, find_places
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.reexport.chunks import STALE_TYPE
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
-    check_lag_limit,
-    check_rate,
     finish_if_done,
     read_progress,
     set_rate,
     watch_lag,
 )
-from jobs_lib.reexport.run import CHUNK, check_chunk, read_home
+from jobs_lib.reexport.run import (
+    CHUNK,
+    check_asked,
+    read_home,
+    set_lag_limit,
+    settle_rate,
+)
 from jobs_lib.reexport.source import find_source
-from jobs_lib.reexport.window import Window, find_rate, find_span
+from jobs_lib.reexport.topics import check_compacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
+    from jobs_lib.reexport.window import Window
     from jobs_lib.settings import Settings
 
 _LARGEST = 2**63 - 1
@@ -132,11 +137,7 @@ def remove_stale(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers.
     """
-    check_chunk(chunk)
-    if watch_lag is not None:
-        check_lag_limit(watch_lag)
-    if isinstance(rate, int):
-        check_rate(rate)
+    check_asked(rate, chunk, watch_lag)
     unfinished = _find_unfinished(database, entity)
     if unfinished is not None:
         return _go_on(database, entity, unfinished, rate, watch_lag)
@@ -151,7 +152,7 @@ def remove_stale(
             database.queries,
             entity,
             keys,
-            _choose_rate(rate, stale.count),
+            settle_rate(rate, stale.count),
             chunk,
             watch_lag,
         )
@@ -168,13 +169,7 @@ def check_topic(settings: Settings, entity: Entity) -> None:
     topic = entity.topic
     # Raises the reason if it is missing; its settings would not say so.
     find_places(settings, topic.name, "end")
-    policy = read_policy(settings, topic.name)
-    if "compact" not in policy.split(","):
-        raise ReexportError(
-            f"the topic {topic.name!r} is not compacted (cleanup.policy={policy}), so "
-            "a tombstone would remove nothing: its records end by retention. Declare "
-            "it with compacted=True, and run `jobs-lib topics apply`"
-        )
+    check_compacted(settings, topic.name, "a tombstone would remove nothing")
     if len(tables := topic.sources) > 1:
         raise ReexportError(
             f"the topic {topic.name!r} holds the states of several entities (tables: "
@@ -229,11 +224,7 @@ def _go_on(
         progress = read_progress(connection, database.queries, reexport)
     if limit is not None:
         watch_lag(database, entity.name, limit)
-    return set_rate(database, entity.name, _choose_rate(rate, progress.left))
-
-
-def _choose_rate(rate: int | Window, keys: int) -> int:
-    return rate if isinstance(rate, int) else find_rate(keys, find_span(rate))
+    return set_rate(database, entity.name, settle_rate(rate, progress.left))
 
 
 def _load(
@@ -258,11 +249,7 @@ def _load(
                 f"another re-export of {entity.name!r} began meanwhile: run this again"
             )
         reexport = int(started[0])
-        if limit is not None:
-            connection.execute(
-                queries["change_lag_limit"],
-                {"reexport": reexport, "group": limit.group, "records": limit.records},
-            )
+        set_lag_limit(connection, queries, reexport, limit)
         chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
         loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:

@@ -112,18 +112,3 @@ with gone as (
     returning 1
 )
 select count(*) from gone
-
--- name: plan_frame
--- `keys` is the planned number until the range is loaded, then the true one.
-insert into {schema}.reexport_ranges (reexport_id, range, lower, upper, keys)
-select %(reexport)s, (r.n - 1)::int, r.lower, r.upper, r.keys
-from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
-    with ordinality as r(lower, upper, keys, n)
-
--- name: lock_staged_range
--- As `lock_range`: a second task waits here, and then sees that the range is loaded.
-select r.loaded_at is not null, x.state
-from {schema}.reexport_ranges r join {schema}.reexports x on x.id = r.reexport_id
-where r.reexport_id = %(reexport)s and r.range = %(range)s
-    and x.started_at = %(started_at)s
-for update of r

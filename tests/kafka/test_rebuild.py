@@ -171,6 +171,8 @@ def test_what_cannot_be_rebuilt_is_refused_and_nothing_is_deleted(shop, topic):
             rebuild(shop.database, app.settings, app.entities[name], rate=60)
     with pytest.raises(ReexportError, match="the rate must be"):
         run(shop, rate=0)
+    with pytest.raises(ReexportError, match="the lag's limit must be"):
+        run(shop, rate=60, watch_lag=reexport.LagLimit("search", 0))
     assert len(read_topic(shop.servers, shop.topic.name)) == 100
     assert count(shop.admin, "rebuilds") == 0
 
