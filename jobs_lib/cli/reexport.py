@@ -12,6 +12,8 @@ from jobs_lib.app import load_app
 from jobs_lib.cli.pack import pack, read_conf
 from jobs_lib.cli.reexport_options import (
     app_option,
+    chunk_option,
+    engine_option,
     entity_argument,
     find_database,
     find_entity,
@@ -19,11 +21,9 @@ from jobs_lib.cli.reexport_options import (
     find_topic,
     lag_option,
     master_option,
+    pace_options,
     ranges_option,
-    rate_option,
-    tz_option,
     watch_option,
-    window_option,
 )
 from jobs_lib.cli.reexport_output import (
     load_and_print,
@@ -36,7 +36,6 @@ from jobs_lib.cli.reexport_output import (
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
 from jobs_lib.operating.reexports import choose_rate, find_limit
-from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
@@ -62,9 +61,7 @@ reexport.add_command(pack)
 @reexport.command()
 @entity_argument
 @app_option
-@rate_option
-@window_option
-@tz_option
+@pace_options
 @ranges_option
 @json_option
 def plan(
@@ -84,16 +81,8 @@ def plan(
 @reexport.command()
 @entity_argument
 @app_option
-@rate_option
-@window_option
-@tz_option
-@click.option(
-    "--engine",
-    type=click.Choice(["spark", "sql"]),
-    default="spark",
-    show_default=True,
-    help="Load the keys by Spark, or by this process alone.",
-)
+@pace_options
+@engine_option("Load the keys by Spark, or by this process alone.")
 @master_option
 @click.option(
     "--conf",
@@ -115,9 +104,7 @@ def plan(
     help="Keep Spark for so long while nothing is to be loaded.",
 )
 @ranges_option
-@click.option(
-    "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
-)
+@chunk_option
 @lag_option
 @click.option(
     "--snapshot", is_flag=True, help="Load the keys that the table has at one moment."

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from jobs_lib.app import load_app
 from jobs_lib.errors import ReexportError
+from jobs_lib.reexport.run import CHUNK
 from spark_bridge.frames import FrameSource
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib.app import App
     from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
+
+_Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 
 app_option = click.option(
     "--app",
@@ -24,20 +29,21 @@ app_option = click.option(
     help="The app that declares the entity. Also JOBS_LIB_APP.",
 )
 entity_argument = click.argument("name", metavar="ENTITY")
-rate_option = click.option("--rate", type=int, help="Records a minute.")
-window_option = click.option(
+_rate = click.option("--rate", type=int, help="Records a minute.")
+_window = click.option(
     "--window",
     metavar="HH:MM-HH:MM",
     help="Instead of a rate: hours of the day in which all keys are to be sent.",
 )
-tz_option = click.option(
-    "--tz", help="Time zone of the window. Defaults to this machine's."
-)
+_tz = click.option("--tz", help="Time zone of the window. Defaults to this machine's.")
 ranges_option = click.option(
     "--ranges", type=int, help="Defaults to one for each 10,000 keys."
 )
 master_option = click.option(
     "--master", help="Spark's master. Defaults to this machine."
+)
+chunk_option = click.option(
+    "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
 )
 lag_option = click.option(
     "--watch-lag",
@@ -50,7 +56,28 @@ watch_option = click.option(
 )
 
 
+def pace_options(command: _Command) -> _Command:
+    """Take a rate, or hours of the day, with their zone."""
+    return _rate(_window(_tz(command)))
+
+
+def engine_option(use: str) -> Callable[[_Command], _Command]:
+    """Choose what does the work; ``use`` says what that is."""
+    return click.option(
+        "--engine",
+        type=click.Choice(["spark", "sql"]),
+        default="spark",
+        show_default=True,
+        help=use,
+    )
+
+
 def find_entity(path: str, name: str) -> tuple[App, Entity]:
+    """Find an entity by its name, and the app that declares it.
+
+    Raises:
+        ReexportError: there is none.
+    """
     app = load_app(path)
     if name not in app.entities:
         known = ", ".join(sorted(app.entities)) or "none"
@@ -62,10 +89,16 @@ def find_entity(path: str, name: str) -> tuple[App, Entity]:
 
 
 def find_database(path: str, name: str) -> Database:
+    """Find the database of an entity's app; see :func:`find_entity`."""
     return find_entity(path, name)[0].database()
 
 
 def find_topic(app: App, path: str, name: str) -> Topic[Any]:
+    """Find a topic by its name, declared or in Kafka.
+
+    Raises:
+        ReexportError: there is none.
+    """
     found = [one for one in app.topics.values() if name in (one.declared, one.name)]
     if not found:
         known = ", ".join(sorted(one.declared for one in app.topics.values()))
@@ -79,7 +112,11 @@ def find_topic(app: App, path: str, name: str) -> Topic[Any]:
 def find_frame(
     parquet: str | None, csv: str | None, *, dry_run: bool
 ) -> FrameSource | None:
-    """The files that the options name; None for the entity's table."""
+    """Take the files that the options name; None for the entity's table.
+
+    Raises:
+        ReexportError: the options exclude each other.
+    """
     if parquet is None and csv is None:
         return None
     if parquet is not None and csv is not None:

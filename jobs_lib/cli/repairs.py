@@ -11,22 +11,21 @@ from jobs_lib import reexport as api
 from jobs_lib.cli.reexport import reexport
 from jobs_lib.cli.reexport_options import (
     app_option,
+    chunk_option,
+    engine_option,
     entity_argument,
     find_entity,
     find_topic,
     lag_option,
     master_option,
-    rate_option,
-    tz_option,
+    pace_options,
     watch_option,
-    window_option,
 )
 from jobs_lib.cli.reexport_output import load_and_print
 from jobs_lib.cli.terminal import json_option
 from jobs_lib.operating.reexports import choose_rate, find_limit
 from jobs_lib.reexport.control import REACHED
 from jobs_lib.reexport.move import end_move
-from jobs_lib.reexport.run import CHUNK
 from spark_bridge.repairs import choose_finder, start_rebuild, start_stale
 
 if TYPE_CHECKING:
@@ -38,20 +37,10 @@ if TYPE_CHECKING:
 @reexport.command()
 @entity_argument
 @app_option
-@rate_option
-@window_option
-@tz_option
-@click.option(
-    "--engine",
-    type=click.Choice(["spark", "sql"]),
-    default="spark",
-    show_default=True,
-    help="Compare by Spark, or by this process and the database.",
-)
+@pace_options
+@engine_option("Compare by Spark, or by this process and the database.")
 @master_option
-@click.option(
-    "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
-)
+@chunk_option
 @lag_option
 @click.option("--dry-run", is_flag=True, help="Count the keys; change nothing.")
 @watch_option
@@ -97,16 +86,8 @@ def stale(
 @reexport.command()
 @entity_argument
 @app_option
-@rate_option
-@window_option
-@tz_option
-@click.option(
-    "--engine",
-    type=click.Choice(["spark", "sql"]),
-    default="spark",
-    show_default=True,
-    help="Load the keys by Spark, or by this process alone.",
-)
+@pace_options
+@engine_option("Load the keys by Spark, or by this process alone.")
 @master_option
 @click.option(
     "--although-behind",
