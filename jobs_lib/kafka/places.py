@@ -74,10 +74,7 @@ def find_places(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers in time.
     """
-    count = list_partitions(settings, [topic])[topic]
-    if not count:
-        raise missing_topics(settings, [topic])
-    asked = [TopicPartition(topic, number) for number in range(count)]
+    asked = _find_partitions(settings, topic)
     if at == "start":
         found = _list_offsets(settings, asked, _SPECS.earliest())
     else:
@@ -100,16 +97,13 @@ def find_committed_ends(settings: Settings, topic: str) -> dict[int, int]:
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers in time.
     """
-    count = list_partitions(settings, [topic])[topic]
-    if not count:
-        raise missing_topics(settings, [topic])
-    asked = [TopicPartition(topic, number) for number in range(count)]
+    asked = _find_partitions(settings, topic)
     found = _list_offsets(settings, asked, _SPECS.latest(), committed=True)
-    if len(found) < count:
+    if len(found) < len(asked):
         # Its records would be missing, and nobody would notice.
         raise UnavailableError(
-            f"the topic {topic!r} has {count} partitions, and Kafka gives the ends of "
-            f"{len(found)}: is a partition without a leader? Try again"
+            f"the topic {topic!r} has {len(asked)} partitions, and Kafka gives the "
+            f"ends of {len(found)}: is a partition without a leader? Try again"
         )
     return {one.partition: offset for one, offset in found.items()}
 
@@ -270,6 +264,13 @@ def delete_group(settings: Settings, group: str, timeout: float = 5.0) -> None:
         admin.list_topics(timeout=timeout)
         futures = admin.delete_consumer_groups([group], request_timeout=timeout)
         futures[group].result()
+
+
+def _find_partitions(settings: Settings, topic: str) -> list[TopicPartition]:
+    count = list_partitions(settings, [topic])[topic]
+    if not count:
+        raise missing_topics(settings, [topic])
+    return [TopicPartition(topic, number) for number in range(count)]
 
 
 def _list_offsets(
