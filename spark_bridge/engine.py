@@ -44,7 +44,7 @@ class SparkEngine:
 
     Args:
         master: ``local[2]``, ``spark://host:7077``, …. Defaults to this machine.
-        settings: settings of Spark, in addition to ours.
+        conf: settings of Spark, in addition to ours.
         keep: seconds for which Spark is kept while nothing is to be loaded.
         packed: the file that ``jobs-lib reexport pack`` has written, which brings the
             library to the workers.
@@ -53,12 +53,12 @@ class SparkEngine:
     def __init__(
         self,
         master: str | None = None,
-        settings: Mapping[str, str] | None = None,
+        conf: Mapping[str, str] | None = None,
         keep: float = KEEP,
         packed: str | None = None,
     ) -> None:
         self._master = master
-        self._settings = dict(settings or {})
+        self._settings = dict(conf or {})
         if packed is not None:
             self._settings = add_packed(self._settings, packed)
         self._keep = keep
@@ -146,7 +146,7 @@ def start(
     snapshot: bool = False,
     hold_for: float = HOLD_SECONDS,
     frame: FrameSource | None = None,
-    settings: Mapping[str, str] | None = None,
+    conf: Mapping[str, str] | None = None,
     packed: str | None = None,
 ) -> Progress:
     """Begin or resume a re-export, as ``jobs-lib reexport start`` does.
@@ -170,7 +170,7 @@ def start(
         hold_for: seconds for which the snapshot may be held.
         frame: a DataFrame that carries the states, with their keys and versions.
             Defaults to the entity's own table.
-        settings: settings of Spark, in addition to ours.
+        conf: settings of Spark, in addition to ours.
         packed: the file that ``jobs-lib reexport pack`` has written, which brings the
             library to the workers.
 
@@ -186,7 +186,7 @@ def start(
         raise ReexportError(
             "only Spark reads a DataFrame: leave `sql` out as the engine"
         )
-    with SparkEngine(master, settings, keep, packed) as spark:
+    with SparkEngine(master, conf, keep, packed) as spark:
         if engine == "spark":
             spark.check(database)
         if frame is not None:

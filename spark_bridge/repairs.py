@@ -12,7 +12,7 @@ from jobs_lib.reexport.plan import plan_ranges
 from jobs_lib.reexport.rebuild import rebuild
 from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.stale import SqlFinder, Stale, remove_stale
-from spark_bridge.engine import SparkEngine
+from spark_bridge.engine import KEEP, SparkEngine
 from spark_bridge.loader import Target
 from spark_bridge.topic import TopicPart, find_newest, read_topic
 
@@ -36,16 +36,21 @@ class SparkFinder:
 
     master: str | None = None
     """Spark's master. Defaults to this machine."""
+    conf: Mapping[str, str] | None = None
+    """Settings of Spark, in addition to ours."""
+    packed: str | None = None
+    """The file that brings the library to the workers."""
 
     @contextmanager
     def find(
         self, database: Database, settings: Settings, entity: Entity
     ) -> Iterator[Stale]:
         """Compare the topic with the table; the keys may be read until it is left."""
-        # Before the table is read: a key of the topic that is not in the table then
-        # has been deleted.
-        part = TopicPart.of(settings, entity.topic.name)
-        with SparkEngine(self.master) as engine:
+        with SparkEngine(self.master, self.conf, packed=self.packed) as engine:
+            engine.check(database)
+            # Before the table is read: a key of the topic that is not in the table then
+            # has been deleted.
+            part = TopicPart.of(settings, entity.topic.name)
             spark = engine.open(database)
             stale = find_stale(spark, Target.of(database), entity, part).persist()
             try:
@@ -100,6 +105,8 @@ def start_stale(
     rate: int | Window,
     engine: Literal["spark", "sql"] = "spark",
     master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    packed: str | None = None,
     chunk: int = CHUNK,
     watch_lag: LagLimit | None = None,
 ) -> Progress:
@@ -114,6 +121,8 @@ def start_stale(
         engine: compares topic and table: ``spark``, or ``sql`` for this process and the
             database.
         master: Spark's master. Defaults to this machine.
+        conf: as for :func:`start`.
+        packed: as for :func:`start`.
         chunk: keys in one job.
         watch_lag: a group, and the lag above which it pauses the re-export.
 
@@ -127,7 +136,7 @@ def start_stale(
         settings,
         entity,
         rate=rate,
-        finder=choose_finder(engine, master),
+        finder=choose_finder(engine, master, conf, packed),
         chunk=chunk,
         watch_lag=watch_lag,
     )
@@ -141,6 +150,9 @@ def start_rebuild(
     rate: int | Window,
     engine: Literal["spark", "sql"] = "spark",
     master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    packed: str | None = None,
+    keep: float = KEEP,
     although_behind: bool = False,
 ) -> Progress:
     """Empty a topic and fill it again, as ``jobs-lib reexport rebuild`` does.
@@ -152,6 +164,9 @@ def start_rebuild(
         rate: as for :func:`start`.
         engine: loads the keys: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
+        conf: as for :func:`start`.
+        packed: as for :func:`start`.
+        keep: as for :func:`start`.
         although_behind: whether to delete records that a group has not read yet.
 
     Raises:
@@ -159,7 +174,10 @@ def start_rebuild(
         TopicError: the topic does not exist, or Kafka refuses a step.
         UnavailableError: no broker answers.
     """
-    with SparkEngine(master) as spark:
+    with SparkEngine(master, conf, keep, packed) as spark:
+        if engine == "spark":
+            # Before the topic is emptied.
+            spark.check(database)
         return rebuild(
             database,
             settings,
@@ -179,6 +197,9 @@ def start_move(
     rate: int | Window,
     engine: Literal["spark", "sql"] = "spark",
     master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    packed: str | None = None,
+    keep: float = KEEP,
     chunk: int = CHUNK,
     watch_lag: LagLimit | None = None,
 ) -> Progress:
@@ -192,6 +213,9 @@ def start_move(
         rate: as for :func:`start`.
         engine: loads the keys: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
+        conf: as for :func:`start`.
+        packed: as for :func:`start`.
+        keep: as for :func:`start`.
         chunk: keys in one job.
         watch_lag: a group, and the lag above which it pauses the re-export.
 
@@ -200,7 +224,10 @@ def start_move(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers.
     """
-    with SparkEngine(master) as spark:
+    with SparkEngine(master, conf, keep, packed) as spark:
+        if engine == "spark":
+            # Before the new topic is fed.
+            spark.check(database)
         return move.start_move(
             database,
             settings,
@@ -213,9 +240,14 @@ def start_move(
         )
 
 
-def choose_finder(engine: Literal["spark", "sql"], master: str | None) -> Finder:
+def choose_finder(
+    engine: Literal["spark", "sql"],
+    master: str | None,
+    conf: Mapping[str, str] | None = None,
+    packed: str | None = None,
+) -> Finder:
     """Choose what compares topic and table."""
-    return SparkFinder(master) if engine == "spark" else SqlFinder()
+    return SparkFinder(master, conf, packed) if engine == "spark" else SqlFinder()
 
 
 def _count(stale: Any, ends: Mapping[int, int]) -> Stale:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from jobs_lib import reexport as api
 from jobs_lib.app import load_app
-from jobs_lib.cli.pack import pack, read_conf
+from jobs_lib.cli.pack import pack
 from jobs_lib.cli.reexport_options import (
+    SparkOptions,
     app_option,
     chunk_option,
     engine_option,
@@ -19,10 +20,11 @@ from jobs_lib.cli.reexport_options import (
     find_entity,
     find_frame,
     find_topic,
+    keep_option,
     lag_option,
-    master_option,
     pace_options,
     ranges_option,
+    spark_options,
     watch_option,
 )
 from jobs_lib.cli.reexport_output import (
@@ -37,7 +39,6 @@ from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
 from jobs_lib.operating.reexports import choose_rate, find_limit
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
-from spark_bridge.engine import KEEP
 from spark_bridge.engine import start as start_reexport
 from spark_bridge.repairs import start_move
 
@@ -83,26 +84,8 @@ def plan(
 @app_option
 @pace_options
 @engine_option("Load the keys by Spark, or by this process alone.")
-@master_option
-@click.option(
-    "--conf",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A setting of Spark; may be given more than once.",
-)
-@click.option(
-    "--packed",
-    metavar="FILE",
-    help="Send this file to the workers; `reexport pack` makes it.",
-)
-@click.option(
-    "--keep",
-    type=click.FloatRange(min=0),
-    default=KEEP,
-    show_default=True,
-    metavar="SECONDS",
-    help="Keep Spark for so long while nothing is to be loaded.",
-)
+@spark_options
+@keep_option
 @ranges_option
 @chunk_option
 @lag_option
@@ -133,10 +116,8 @@ def start(
     rate: int | None,
     window: str | None,
     tz: str | None,
-    engine: str,
-    master: str | None,
-    conf: tuple[str, ...],
-    packed: str | None,
+    engine: Literal["spark", "sql"],
+    spark: SparkOptions,
     keep: float,
     ranges: int | None,
     chunk: int,
@@ -165,7 +146,6 @@ def start(
             "--topic fills a new topic from the table: leave --parquet, --csv, "
             "--snapshot and --ranges out"
         )
-    settings = read_conf(conf)
 
     def load() -> Progress:
         if goal is not None:
@@ -175,17 +155,17 @@ def start(
                 entity,
                 goal,
                 rate=chosen,
-                engine="sql" if engine == "sql" else "spark",
-                master=master,
+                engine=engine,
+                keep=keep,
                 chunk=chunk,
                 watch_lag=watched,
+                **spark,
             )
         return start_reexport(
             database,
             entity,
             rate=chosen,
-            engine="sql" if engine == "sql" else "spark",
-            master=master,
+            engine=engine,
             keep=keep,
             ranges=ranges,
             chunk=chunk,
@@ -194,8 +174,7 @@ def start(
             hold_for=hold_for,
             on_progress=None if as_json else once(print_begin),
             frame=frame,
-            settings=settings,
-            packed=packed,
+            **spark,
         )
 
     load_and_print(database, name, load, watch=watch, as_json=as_json)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
 from jobs_lib.app import load_app
+from jobs_lib.cli.pack import read_conf
 from jobs_lib.errors import ReexportError
 from jobs_lib.reexport.run import CHUNK
+from spark_bridge.engine import KEEP
 from spark_bridge.frames import FrameSource
 
 if TYPE_CHECKING:
@@ -39,8 +42,25 @@ _tz = click.option("--tz", help="Time zone of the window. Defaults to this machi
 ranges_option = click.option(
     "--ranges", type=int, help="Defaults to one for each 10,000 keys."
 )
-master_option = click.option(
-    "--master", help="Spark's master. Defaults to this machine."
+_master = click.option("--master", help="Spark's master. Defaults to this machine.")
+_conf = click.option(
+    "--conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of Spark; may be given more than once.",
+)
+_packed = click.option(
+    "--packed",
+    metavar="FILE",
+    help="Send this file to the workers; `reexport pack` makes it.",
+)
+keep_option = click.option(
+    "--keep",
+    type=click.FloatRange(min=0),
+    default=KEEP,
+    show_default=True,
+    metavar="SECONDS",
+    help="Keep Spark for so long while nothing is to be loaded.",
 )
 chunk_option = click.option(
     "--chunk", type=int, default=CHUNK, show_default=True, help="Keys in one job."
@@ -59,6 +79,40 @@ watch_option = click.option(
 def pace_options(command: _Command) -> _Command:
     """Take a rate, or hours of the day, with their zone."""
     return _rate(_window(_tz(command)))
+
+
+class SparkOptions(TypedDict):
+    """Spark as the options say; the parameters of every call that starts it."""
+
+    master: str | None
+    conf: dict[str, str]
+    packed: str | None
+
+
+def spark_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Take what Spark is started with, and pass it on as ``spark``.
+
+    Raises:
+        ReexportError: a setting is none, or no Spark is started.
+    """
+
+    @wraps(command)
+    def run(
+        *args: Any,
+        master: str | None,
+        conf: tuple[str, ...],
+        packed: str | None,
+        **others: Any,
+    ) -> None:
+        spark = SparkOptions(master=master, conf=read_conf(conf), packed=packed)
+        if others.get("engine") == "sql" and any(spark.values()):
+            raise ReexportError(
+                "--engine sql starts no Spark: leave --master, --conf and --packed "
+                "out, or the engine"
+            )
+        command(*args, spark=spark, **others)
+
+    return _master(_conf(_packed(run)))
 
 
 def engine_option(use: str) -> Callable[[_Command], _Command]:

@@ -10,15 +10,17 @@ import click
 from jobs_lib import reexport as api
 from jobs_lib.cli.reexport import reexport
 from jobs_lib.cli.reexport_options import (
+    SparkOptions,
     app_option,
     chunk_option,
     engine_option,
     entity_argument,
     find_entity,
     find_topic,
+    keep_option,
     lag_option,
-    master_option,
     pace_options,
+    spark_options,
     watch_option,
 )
 from jobs_lib.cli.reexport_output import load_and_print
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 @app_option
 @pace_options
 @engine_option("Compare by Spark, or by this process and the database.")
-@master_option
+@spark_options
 @chunk_option
 @lag_option
 @click.option("--dry-run", is_flag=True, help="Count the keys; change nothing.")
@@ -52,7 +54,7 @@ def stale(
     window: str | None,
     tz: str | None,
     engine: Literal["spark", "sql"],
-    master: str | None,
+    spark: SparkOptions,
     chunk: int,
     limit: str | None,
     dry_run: bool,
@@ -64,7 +66,7 @@ def stale(
     chosen = choose_rate(rate, window, tz)
     watched = None if limit is None else find_limit(app, entity, limit)
     if dry_run:
-        _print_count(app, entity, chosen, choose_finder(engine, master), as_json)
+        _print_count(app, entity, chosen, choose_finder(engine, **spark), as_json)
         return
     database = app.database()
 
@@ -75,9 +77,9 @@ def stale(
             entity,
             rate=chosen,
             engine=engine,
-            master=master,
             chunk=chunk,
             watch_lag=watched,
+            **spark,
         )
 
     load_and_print(database, name, load, watch=watch, as_json=as_json)
@@ -88,7 +90,8 @@ def stale(
 @app_option
 @pace_options
 @engine_option("Load the keys by Spark, or by this process alone.")
-@master_option
+@spark_options
+@keep_option
 @click.option(
     "--although-behind",
     is_flag=True,
@@ -104,7 +107,8 @@ def rebuild(
     window: str | None,
     tz: str | None,
     engine: Literal["spark", "sql"],
-    master: str | None,
+    spark: SparkOptions,
+    keep: float,
     although_behind: bool,
     watch: bool,
     as_json: bool,
@@ -121,8 +125,9 @@ def rebuild(
             entity,
             rate=chosen,
             engine=engine,
-            master=master,
+            keep=keep,
             although_behind=although_behind,
+            **spark,
         )
 
     load_and_print(database, name, load, watch=watch, as_json=as_json)

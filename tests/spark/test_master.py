@@ -154,7 +154,7 @@ def test_a_start_with_a_password_over_a_network_is_refused_at_once(
     settings = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
     far = f"spark://127.0.0.2:{free_port()},nowhere.invalid:1"
     with pytest.raises(ReexportError, match="does not answer"):
-        start(database, make_entity(), rate=60, master=far, settings=settings)
+        start(database, make_entity(), rate=60, master=far, conf=settings)
     assert begun() == []
 
 
@@ -172,7 +172,7 @@ def test_a_given_session_is_asked_for_its_own_master_and_settings(
         start(database, make_entity(), rate=60, master="local[2]")
     monkeypatch.setattr(Conf, "getAll", {"spark.master": "local[2]"})
     engine.SparkEngine(FAR).check(database)
-    late = engine.SparkEngine(settings={"spark.archives": "x"})
+    late = engine.SparkEngine(conf={"spark.archives": "x"})
     with pytest.raises(ReexportError, match="has a Spark session already"):
         late.check(database)
     # A session that another call has opened for us has the same.
