@@ -32,7 +32,7 @@ Message: TypeAlias = (
 )
 """(topic, value, key, headers): the arguments for the producer."""
 Left: TypeAlias = "tuple[str, str, int | None, int]"
-"""(topic, key, version, re-export whose staged state it was; 0 for none)."""
+"""(topic, key, version, re-export that sent it for no change; 0 for none)."""
 
 ID, PLACE, TOPIC, VALUE, ENTITY, HELD, SIZE = map(itemgetter, (0, 1, 2, 4, 7, 9, 10))
 """Fields of a live row."""
@@ -64,8 +64,8 @@ class OutboxRecord:
     """The caller's own headers; they win over the others."""
     entity: str | None = None
     """The entity whose current state is the value."""
-    of_table: bool = False
-    """Whether a re-export sends it for a key of its table, and for no change."""
+    of_table: int | None = None
+    """The re-export that sends it for a key of its table, and for no change."""
     older: list[Row] | None = None
     """Older rows of the key that this record stands for, too."""
     staged: int | None = None
@@ -301,7 +301,7 @@ class Block:
             return
         for one in self.outgoing:
             if one.key is not None:
-                yield one.topic, one.key, one.version, one.staged or 0
+                yield one.topic, one.key, one.version, one.of_table or 0
 
     def __bool__(self) -> bool:
         return bool(self.outgoing or self.dropped or self.refusals or self.behind)

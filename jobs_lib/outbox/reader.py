@@ -211,12 +211,12 @@ class Reader:
                     block.dropped.append((BATCH, *row[:2]))
                     continue
                 heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
-                of_table = cause == _OF_TABLE
-                staged = reexport_id if of_table and source == OF_FRAME else None
+                of_table = reexport_id if cause == _OF_TABLE else None
+                staged = of_table if source == OF_FRAME else None
                 self._add_live(connection, block, [tuple(row)], heads, staged)
                 if of_table:
                     for record in block.records:
-                        record.of_table = True
+                        record.of_table = of_table
                     self._drop_unversioned(block, block.records)
         return block
 
@@ -348,11 +348,11 @@ class Reader:
             for row in waiting[: allowed.get(reexport_id, 0)]:
                 row_id, place, topic, key, entity, *_, at, version, cause, source = row
                 head = self._head(topic, reexport_id)
-                of_table = cause == _OF_TABLE
+                of_table = reexport_id if cause == _OF_TABLE else None
                 record = OutboxRecord(
                     topic, key, None, BATCH, row_id, place, head, at[1:-1], version,
                     entity=entity, of_table=of_table,
-                    staged=reexport_id if of_table and source == OF_FRAME else None,
+                    staged=of_table if source == OF_FRAME else None,
                 )  # fmt: skip
                 if earlier := last.get((topic, key)):
                     if record.staged is not None and earlier.staged is None:

@@ -219,6 +219,18 @@ def finish_if_done(
     return row is not None
 
 
+def finish_open(database: Database) -> None:
+    """Mark all re-exports as ended that are done, whoever sent their last record.
+
+    The relay that sends the last record does so, too. But there is no last record after
+    the last transaction that gave rows to a re-export was rolled back.
+    """
+    queries = database.queries
+    with database.connect("maintenance") as connection:
+        for (reexport,) in connection.execute(queries["list_open"]).fetchall():
+            finish_if_done(connection, queries, reexport)
+
+
 def find_latest(
     connection: psycopg.Connection[Any], queries: Queries, entity: str
 ) -> int:

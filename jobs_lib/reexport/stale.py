@@ -1,7 +1,10 @@
 """Remove stale keys: those that the topic has and the entity's table has not.
 
-    ends of the topic ─▶ its keys ─▶ less the table's keys ─▶ less those whose tombstone
-    is on its way ─▶ chunk jobs ─▶ as any other
+    begin ─▶ ends of the topic ─▶ its keys ─▶ less the table's keys ─▶ less those whose
+    tombstone is on its way ─▶ chunk jobs ─▶ as any other
+
+It begins first: what leaves live from then on is noted, and a key of which something
+has left is not sent. Otherwise its tombstone might follow a newer one.
 
 The ends are taken before the table is read. So a key that the topic has and the table
 has not was deleted behind the application, or is deleted just now. Those that are
@@ -119,9 +122,9 @@ def remove_stale(
 ) -> Progress:
     """Send tombstones for keys that only the topic has, or go on with that.
 
-    Nothing is written before the topic and the table are compared. Then one transaction
-    loads all keys, so an interrupted call has loaded either none or all of them. If
-    these keys are being removed already, that re-export gets the new rate.
+    One transaction loads all keys after the topic and the table are compared, so an
+    interrupted call has loaded either none or all of them. If these keys are being
+    removed already, that re-export gets the new rate.
 
     Args:
         database: holds the entity's table and the library's schema.
@@ -139,23 +142,23 @@ def remove_stale(
     """
     check_asked(rate, chunk, watch_lag)
     unfinished = _find_unfinished(database, entity)
-    if unfinished is not None:
-        return _go_on(database, entity, unfinished, rate, watch_lag)
+    if unfinished is not None and unfinished[1]:
+        return _go_on(database, entity, unfinished[0], rate, watch_lag)
     check_topic(settings, entity)
-    with (
-        (finder or SqlFinder()).find(database, settings, entity) as stale,
-        database.connect("re-export") as connection,
-    ):
-        keys = _leave_out_recent(connection, database.queries, settings, entity, stale)
-        return _load(
-            connection,
-            database.queries,
-            entity,
-            keys,
-            settle_rate(rate, stale.count),
-            chunk,
-            watch_lag,
-        )
+    # One that was interrupted before its keys were loaded has noted all since then.
+    reexport = unfinished[0] if unfinished else _begin(database, entity, rate)
+    try:
+        with (finder or SqlFinder()).find(database, settings, entity) as stale:
+            loaded = _load(
+                database, settings, entity, reexport, stale, rate, chunk, watch_lag
+            )
+    except BaseException:
+        with database.connect("re-export") as connection:
+            queries = database.queries
+            connection.execute(queries["give_up_stale"], {"reexport": reexport})
+            finish_if_done(connection, queries, reexport)
+        raise
+    return loaded or _go_on(database, entity, reexport, rate, watch_lag)
 
 
 def check_topic(settings: Settings, entity: Entity) -> None:
@@ -196,21 +199,40 @@ def is_storable(key: str) -> bool:
     return "\0" not in key and 0 < len(key.encode()) <= KEY_LIMIT
 
 
-def _find_unfinished(database: Database, entity: Entity) -> int | None:
+def _find_unfinished(database: Database, entity: Entity) -> tuple[int, bool] | None:
+    """Find the open re-export of stale keys; returns its id, and if it is loaded."""
     with database.connect("re-export") as connection:
         found = connection.execute(
             database.queries["find_unfinished"], {"entity": entity.name}
         ).fetchone()
     if found is None:
         return None
-    reexport, _, stale, *_ = found
+    reexport, _, stale, _, loaded = found
     if not stale:
         raise ReexportError(
             f"the re-export {reexport} of {entity.name!r} has not ended, and there is "
             "one at a time: wait for its end, or end it with `jobs-lib reexport cancel "
             f"{entity.name}`"
         )
-    return int(reexport)
+    return int(reexport), loaded
+
+
+def _begin(database: Database, entity: Entity, rate: int | Window) -> int:
+    values = {
+        "entity": entity.name,
+        "topic": entity.topic.name,
+        # The keys that a window is for are not counted yet.
+        "rate": rate if isinstance(rate, int) else 1,
+    }
+    # In one transaction: the home topic gets no more partitions from here on.
+    with database.connect("re-export") as connection, connection.transaction():
+        read_home(connection, database.queries)
+        started = connection.execute(database.queries["start_stale"], values).fetchone()
+    if started is None:
+        raise ReexportError(
+            f"another re-export of {entity.name!r} began meanwhile: run this again"
+        )
+    return int(started[0])
 
 
 def _go_on(
@@ -228,38 +250,48 @@ def _go_on(
 
 
 def _load(
-    connection: psycopg.Connection[Any],
-    queries: Queries,
+    database: Database,
+    settings: Settings,
     entity: Entity,
-    keys: Iterable[tuple[str, int | None]],
-    rate: int,
+    reexport: int,
+    stale: Stale,
+    rate: int | Window,
     chunk: int,
     limit: LagLimit | None,
-) -> Progress:
-    topic = entity.topic
-    with connection.transaction():
-        # In this transaction: the home topic gets no more partitions meanwhile.
-        home, partitions = read_home(connection, queries)
-        started = connection.execute(
-            queries["start_stale"],
-            {"entity": entity.name, "topic": topic.name, "rate": rate},
-        ).fetchone()
-        if started is None:
-            raise ReexportError(
-                f"another re-export of {entity.name!r} began meanwhile: run this again"
+) -> Progress | None:
+    """Load all keys in one transaction; None if another call has."""
+    queries, topic = database.queries, entity.topic
+    loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
+    with database.connect("re-export") as connection:
+        keys = _leave_out_recent(connection, queries, settings, entity, stale)
+        with connection.transaction():
+            home, partitions = read_home(connection, queries)
+            found = connection.execute(queries["lock_stale"], loaded).fetchone()
+            is_open, is_loaded = found or (False, False)
+            if is_loaded:
+                return None
+            if not is_open:
+                raise ReexportError(
+                    f"the re-export {reexport} of {entity.name!r} was ended meanwhile, "
+                    "and nothing is loaded: run this again"
+                )
+            per_minute = settle_rate(rate, stale.count)
+            connection.execute(
+                queries["change_rate"], {"reexport": reexport, "rate": per_minute}
             )
-        reexport = int(started[0])
-        set_lag_limit(connection, queries, reexport, limit)
-        chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
-        loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
-        with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
-            for partition, some in chunks:
-                loaded["keys"] += len(some)
-                copy.write(encode_stale(reexport, some, f"{home}/{partition}"))
-        connection.execute(queries["add_loaded_range"], loaded)
-        connection.execute(queries["count_range"], loaded)
-        finish_if_done(connection, queries, reexport)
-        return read_progress(connection, queries, reexport)
+            set_lag_limit(connection, queries, reexport, limit)
+            chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
+            with (
+                connection.cursor() as cursor,
+                cursor.copy(queries["copy_jobs"]) as copy,
+            ):
+                for partition, some in chunks:
+                    loaded["keys"] += len(some)
+                    copy.write(encode_stale(reexport, some, f"{home}/{partition}"))
+            connection.execute(queries["add_loaded_range"], loaded)
+            connection.execute(queries["count_range"], loaded)
+            finish_if_done(connection, queries, reexport)
+            return read_progress(connection, queries, reexport)
 
 
 def make_chunks(

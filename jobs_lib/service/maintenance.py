@@ -1,9 +1,9 @@
 """The upkeep that every service does now and then, in a thread of its own.
 
-It creates and drops the history's days, drops the staged states of re-exports that have
-ended, deletes keys that have been gone for long, entities that answers need no more and
-old requests, and reports transactions that have been open for long: until they end, the
-dead rows of all other transactions pile up.
+It creates and drops the history's days, ends re-exports of which nothing is left, drops
+the staged states of those that have ended, deletes keys that have been gone for long,
+entities that answers need no more and old requests, and reports transactions that have
+been open for long: until they end, the dead rows of all other transactions pile up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jobs_lib.backoff import Retry
 from jobs_lib.loop import Loop
 from jobs_lib.operating.checks import Limits
 from jobs_lib.operating.history import maintain
+from jobs_lib.reexport.control import finish_open
 from jobs_lib.reexport.staging import drop_ended
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Maintenance:
     def _work(self) -> Iterator[None]:
         while not self._loop.stopping.is_set():
             self._report_old_transactions()
+            finish_open(self._database)
             drop_ended(self._database)
             if time.monotonic() >= self._maintain_at:
                 maintain(self._database, self._keep)

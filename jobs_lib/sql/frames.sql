@@ -2,21 +2,40 @@
 --
 -- A state never follows a newer one of its key. What the topic had is left out when a
 -- range is loaded. What leaves live since then is noted: after Kafka has it, and before
--- its row is deleted. So a snapshot of the outbox has the live row, or its version.
+-- its row is deleted. So a snapshot of the outbox has the live row, or its version. The
+-- same holds for the tombstones of stale keys and of changes.
 
 -- part: must_note
 -- Whether something must be written before rows are deleted: the versions that have left,
 -- or rows for the copy of a topic. It is asked by the statement that deletes. A re-export
--- of a DataFrame that this one does not see takes the topic's ends later, and so finds
--- the records in the topic; one that fills a copy reads the states later.
+-- of a DataFrame, or of stale keys, that this one does not see takes the topic's ends
+-- later, and so finds the records in the topic; one that fills a copy reads the states
+-- later; and rows that a transaction gives later have later versions.
 (not %(noted)s and (
-    exists (select from {schema}.reexports x where {of_frames})
+    exists (select from {schema}.reexports x where {notes})
     or exists (select from {schema}.topic_copies)
 ))
 
--- part: of_frames
--- The re-exports of DataFrames that have not ended. This is the condition of an index.
-x.source = 'frame' and x.state in ('loading', 'running', 'paused')
+-- part: notes
+-- The open re-exports for which it is noted what leaves live: those that carry a state or
+-- a version of their own. The states are the condition of an index, which has few rows.
+x.state in ('loading', 'running', 'paused') and (
+    x.source = 'frame' or x.stale or x.added > 0
+    or exists (select from {schema}.reexport_additions a where a.reexport_id = x.id)
+)
+
+-- part: overtaken
+-- Whether the row `o` of the re-export `x` comes too late: what has left live since it
+-- began says what is of the key. A stale key has records of its own again. A change has
+-- the version of its tombstone; a record without a version does not say which is newer.
+case when o.reexport_id is not null and (x.stale or o.cause <> 'reexport') then exists (
+    select from {schema}.reexport_versions v
+    where v.reexport_id = o.reexport_id and v.key = o.key and (
+        o.cause = 'reexport'
+        or (o.version <= v.version and v.version < 9223372036854775807)
+    )
+    offset 0
+) else false end
 
 -- name: read_source
 select x.source from {schema}.reexports x where x.id = %(reexport)s
@@ -64,14 +83,19 @@ left join lateral (
 ) v on true
 
 -- name: note_versions
--- Note what has left, for each re-export of a DataFrame to the same topic, but not for
--- the one that has sent it. The order keeps two relays from a deadlock.
+-- Note what has left, for each re-export to the same topic that asks for it, but not for
+-- the one that has sent it. One that fills a copy may have changes of the topic that
+-- feeds it. The order keeps two relays from a deadlock.
 insert into {schema}.reexport_versions as v (reexport_id, key, version)
 select x.id, n.key, max(n.version)
 from unnest(
     %(topics)s::text[], %(keys)s::text[], %(versions)s::bigint[], %(reexports)s::bigint[]
 ) as n(topic, key, version, reexport_id)
-join {schema}.reexports x on x.topic = n.topic and x.id <> n.reexport_id and {of_frames}
+join {schema}.reexports x on x.id <> n.reexport_id and {notes} and (
+    x.topic = n.topic or exists (
+        select from {schema}.topic_copies c where c.copy = x.topic and c.topic = n.topic
+    )
+)
 group by x.id, n.key
 order by x.id, n.key
 on conflict (reexport_id, key) do update set version = excluded.version

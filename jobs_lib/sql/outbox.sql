@@ -280,7 +280,7 @@ cross join lateral (
 
 -- name: read_batch
 -- Rows of re-exports: their state is read when they are sent. A row is dropped if a live
--- row of its key waits, because that one has the newer state. Each re-export that may
+-- row of its key waits, because that one has the newer state, or has left. Each re-export that may
 -- send now is read from its own first row on, so that however many rows of others lie in
 -- front, none is read. The block takes a row of each in turn.
 with recursive present (reexport_id) as (
@@ -303,17 +303,19 @@ select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
     exists (
         select from {schema}.outbox l
         where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
-    ) as superseded,
+    ) or o.overtaken as superseded,
     o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text, o.version,
     o.cause, o.source
 from (
-    select o.*, x.state, x.source
+    select o.*, x.state, x.source, {overtaken} as overtaken
     from (
         select few.id, (
             select r.state from {schema}.reexports r where r.id = few.id
         ) as state, (
             select r.source from {schema}.reexports r where r.id = few.id
-        ) as source
+        ) as source, (
+            select r.stale from {schema}.reexports r where r.id = few.id
+        ) as stale
         from (
             select p.reexport_id as id from present p where p.reexport_id is not null
             union

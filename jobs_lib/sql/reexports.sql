@@ -307,12 +307,21 @@ where x.id = %(reexport)s and x.state in ('loading', 'running')
         select from {schema}.reexport_ranges r
         where r.reexport_id = x.id and r.loaded_at is null
     )
+    -- Not while the topic is compared: stale keys are loaded in one range, at its end.
+    and (not x.stale or exists (
+        select from {schema}.reexport_ranges r where r.reexport_id = x.id
+    ))
     -- Not while a transaction may give rows to it, or has, and they are not counted. In
     -- this order: the lock is only asked for at the very end.
     and case when exists (
         select from {schema}.reexport_additions a where a.reexport_id = x.id
     ) then false else pg_try_advisory_xact_lock({schema}.reexport_lock(x.id)) end
 returning x.id
+
+-- name: list_open
+-- Those that may be done. The last records of one end it, unless it has none: the last
+-- transaction that gave it rows was rolled back, or its last jobs found it ended.
+select x.id from {schema}.reexports x where x.state in ('loading', 'running')
 
 -- part: progress
 select

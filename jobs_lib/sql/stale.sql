@@ -34,12 +34,27 @@ where not n.tombstone and not exists (
 )
 
 -- name: start_stale
--- Its keys are loaded in the same transaction. If two start at once, the unique index
--- lets one in.
-insert into {schema}.reexports (entity, topic, rate, state, stale)
-values (%(entity)s, %(topic)s, %(rate)s, 'running', true)
+-- It begins before the topic is read: what leaves live from here on is noted. If two start
+-- at once, the unique index lets one in.
+insert into {schema}.reexports (entity, topic, rate, stale)
+values (%(entity)s, %(topic)s, %(rate)s, true)
 on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
 returning id
+
+-- name: lock_stale
+-- Whether it is open, and whether its keys are loaded.
+select x.state in ('loading', 'running', 'paused'), exists (
+    select from {schema}.reexport_ranges r where r.reexport_id = x.id
+)
+from {schema}.reexports x where x.id = %(reexport)s for update of x
+
+-- name: give_up_stale
+-- After a comparison that failed: it has no keys, and ends. It is not deleted, since
+-- transactions may have given it changes, which are still sent.
+update {schema}.reexports x set stale = false
+where x.id = %(reexport)s and x.state in ('loading', 'running', 'paused') and not exists (
+    select from {schema}.reexport_ranges r where r.reexport_id = x.id
+)
 
 -- name: add_loaded_range
 insert into {schema}.reexport_ranges (reexport_id, range, keys, loaded_at)

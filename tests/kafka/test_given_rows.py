@@ -10,6 +10,7 @@ from psycopg.rows import dict_row
 
 from jobs_lib import reexport
 from jobs_lib.outbox.capture import capture_changes
+from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
 
@@ -194,3 +195,65 @@ def test_a_row_that_is_gone_when_it_leaves_becomes_a_tombstone_with_its_version(
     assert {(one.key, one.value, one.headers.get("ce_version")) for one in records} == {
         ("1", None, "5"), ("2", None, "2"), ("9999", None, None),
     }  # fmt: skip
+
+
+@pytest.mark.guarantee("W33", "X11")
+def test_a_change_that_waits_follows_no_newer_one_and_is_not_lost(
+    shop, connect, database, admin, bootstrap_servers, wait_for
+):
+    def give(statement: str) -> None:
+        with connect() as connection:
+            shop.reexport_changes(connection, "items", rate=60_000)
+            connection.execute(statement)
+
+    def await_rows(table: str, rows: int) -> None:
+        wait_for(
+            lambda: count(admin, table) == rows, timeout=60, what=f"{table} {rows}"
+        )
+
+    give("delete from items where id = 1")
+    reexport.pause(database, "items")
+    with running(shop, "relay"):
+        # It comes back and goes again; that is sent at once.
+        admin.execute("insert into items values (1, 0, 7)")
+        await_rows("outbox where class = 0", 0)
+        admin.execute("delete from items where id = 1")
+        # A change of this one leaves before it goes.
+        admin.execute("update items set version = 3 where id = 2")
+        await_rows("outbox where class = 0", 0)
+        give("delete from items where id = 2")
+        await_rows("outbox", 2)
+        reexport.resume(database, "items")
+        await_rows("outbox", 0)
+    found: dict[str, list[str]] = {}
+    for one in read_topic(bootstrap_servers, name_topic(shop)):
+        found.setdefault(one.key, []).append(one.headers["ce_version"])
+    assert found == {"1": ["7", "8"], "2": ["3", "4"]}
+    assert reexport.status(database, "items").superseded == 1
+
+
+@pytest.mark.guarantee("W33")
+def test_it_ends_by_itself_after_its_last_transaction_has_rolled_back(
+    shop, connect, database, admin, wait_for
+):
+    def read_state() -> str:
+        # Not by `status`, which would end it.
+        state: str = admin.execute("select state from jobs_lib.reexports").fetchone()[0]
+        return state
+
+    first, late = connect(), connect()
+    for connection, item in ((first, 1), (late, 2)):
+        shop.reexport_changes(connection, "items", rate=60_000)
+        connection.execute("update items set size = 1 where id = %s", (item,))
+        if connection is first:
+            connection.commit()
+    with running(shop, "relay"):
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
+    assert read_state() == "running"
+    late.rollback()
+    maintenance = Maintenance(database, {1}, interval=0.05)
+    maintenance.start()
+    try:
+        wait_for(lambda: read_state() == "finished", timeout=60, what="it has ended")
+    finally:
+        maintenance.stop()

@@ -188,13 +188,15 @@ def test_nothing_is_noted_without_a_re_export_that_needs_it(
         begin(database, shop)
         send(connection, shop, 2, 7)
         wait_for(lambda: not count(admin, "outbox"), what="the live row is sent")
+        noted = "select key from jobs_lib.reexport_versions"
+        assert admin.execute(noted).fetchall() == [("2",)]
         reexport.cancel(database, "items")
         send(connection, shop, 3, 7)
         wait_for(lambda: not count(admin, "outbox"), what="the live row is sent")
-    keys = admin.execute("select key from jobs_lib.reexport_versions").fetchall()
-    assert keys == [("2",)]
-    forget = database.queries["forget_versions"]
-    assert admin.execute(forget, {"rows": 10}).fetchone() == (1,)
+    # The service's own upkeep may have forgotten it by now.
+    assert {*admin.execute(noted).fetchall()} <= {("2",)}
+    admin.execute(database.queries["forget_versions"], {"rows": 10})
+    assert not count(admin, "reexport_versions")
     assert len(drop_ended(database)) == 1
 
 

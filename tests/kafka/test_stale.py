@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from jobs_lib import reexport
@@ -12,6 +14,7 @@ from jobs_lib.reexport.stale import SqlFinder, remove_stale, version_of_end
 from tests.support.apps import count, running
 from tests.support.records import produce, read_topic
 from tests.support.shop import COMPACTED, Shop
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -106,6 +109,141 @@ def test_keys_that_are_deleted_meanwhile_get_no_second_tombstone(
         shop.await_end()
     last = {r.key: r.headers["ce_version"] for r in read_topic(shop.servers, name)}
     assert last == {"1": "2", "2": "9", "3": "9", "4": "1"}
+
+
+def read_versions(shop):
+    """The versions of each key of the topic, in the order of its records."""
+    found: dict[str, list[int]] = {}
+    for one in read_topic(shop.servers, shop.topic.name):
+        found.setdefault(one.key, []).append(int(one.headers["ce_version"]))
+    return found
+
+
+def bring_back(shop, *, gone):
+    """Let the items 1 and 2 come back, and the first one go again; all is sent."""
+
+    def await_sent():
+        wait_for(
+            lambda: count(shop.admin, "outbox where class = 0") == 0,
+            timeout=60,
+            what="live rows are sent",
+        )
+
+    with running(shop.app, "relay"):
+        for item in (1, 2):
+            with shop.database.connect("test") as connection, connection.transaction():
+                shop.change(connection, item, 1)
+        await_sent()
+        if gone:
+            with shop.database.connect("test") as connection, connection.transaction():
+                shop.change(connection, 1, 5)
+            await_sent()
+
+
+@pytest.mark.guarantee("X10", "X11")
+@pytest.mark.parametrize("while_it", ["compares", "sends"])
+def test_no_version_goes_back_if_a_key_comes_back_and_goes_again(
+    shop, admin, monkeypatch, while_it
+):
+    records: list[tuple[str, object]] = [(str(n), {}) for n in range(1, 4)]
+    produce(shop.servers, shop.topic.name, records, headers={"ce_version": "5"})
+    leave_out = module._leave_out_recent
+
+    def leave_out_late(*given):
+        kept = [*leave_out(*given)]
+        bring_back(shop, gone=True)
+        return kept
+
+    if while_it == "compares":
+        monkeypatch.setattr(module, "_leave_out_recent", leave_out_late)
+        assert remove(shop).total == 3
+    else:
+        assert remove(shop).total == 3
+        with running(shop.app, "executor"):
+            wait_for(
+                lambda: count(admin, "outbox") == 3, timeout=60, what="the rows wait"
+            )
+        reexport.pause(shop.database, "items")
+        bring_back(shop, gone=True)
+        reexport.resume(shop.database, "items")
+    with running(shop.app, "executor", "relay"):
+        ended = shop.await_end()
+    assert (ended.sent, ended.superseded) == (1, 2)
+    assert read_versions(shop) == {"1": [5, 11, 15], "2": [5, 11], "3": [5, 6]}
+    assert shop.read_newest() == shop.read_table()
+
+
+class Broken:
+    """A finder that fails, while a transaction gives a change to the re-export."""
+
+    def __init__(self, shop):
+        self.shop = shop
+
+    @contextmanager
+    def find(self, database, settings, entity):
+        with database.connect("test") as connection, connection.transaction():
+            self.shop.app.reexport_changes(connection, "items", rate=60)
+            self.shop.topic.send_current(connection, key="7", version=1)
+        raise ReexportError("no Spark")
+        yield
+
+
+def test_a_comparison_that_fails_loads_nothing_and_ends(shop, admin):
+    shop.fill(1, 7)
+    with pytest.raises(ReexportError, match="no Spark"):
+        remove(shop, finder=Broken(shop))
+    given = reexport.status(shop.database, "items")
+    assert (given.state, given.stale, given.total) == ("loading", False, 1)
+    with running(shop.app, "relay"):
+        shop.await_end()
+    assert shop.read_newest().keys() == {"7"}
+    # Nothing was given to this one.
+    empty = Broken(shop)
+    empty.find = contextmanager(raise_at_once)  # type: ignore[method-assign]
+    with pytest.raises(ReexportError, match="no Kafka"):
+        remove(shop, finder=empty)
+    assert reexport.status(shop.database, "items").state == "finished"
+    assert count(admin, "jobs") == 0
+
+
+def raise_at_once(*_):
+    raise ReexportError("no Kafka")
+    yield
+
+
+def test_one_that_was_killed_while_it_compared_goes_on_and_is_not_done(shop):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+    killed = module._begin(shop.database, shop.entity, 60)
+    assert reexport.status(shop.database, "items").state == "loading"
+    again = remove(shop, rate=90)
+    assert (again.id, again.total, again.rate, again.state) == (
+        killed,
+        2,
+        90,
+        "running",
+    )
+    reexport.cancel(shop.database, "items")
+
+    class Cancelled(SqlFinder):
+        @contextmanager
+        def find(self, *given):
+            with super().find(*given) as found:
+                reexport.cancel(shop.database, "items")
+                yield found
+
+    with pytest.raises(ReexportError, match="was ended meanwhile"):
+        remove(shop, finder=Cancelled())
+    assert reexport.status(shop.database, "items").state == "cancelled"
+
+    class Twice(SqlFinder):
+        @contextmanager
+        def find(self, *given):
+            with super().find(*given) as found:
+                remove(shop, rate=60)
+                yield found
+
+    loaded = remove(shop, rate=70, finder=Twice())
+    assert (loaded.total, loaded.rate, loaded.ranges) == (2, 70, 1)
 
 
 def test_the_end_of_a_key_follows_all_its_versions():
