@@ -41,13 +41,20 @@ class SparkFinder:
     packed: str | None = None
     """The file that brings the library to the workers."""
 
+    def check(self, database: Database) -> None:
+        """Check what can be checked without Spark; see :meth:`SparkEngine.check`."""
+        with self._make_engine() as engine:
+            engine.check(database)
+
+    def _make_engine(self) -> SparkEngine:
+        return SparkEngine(self.master, self.conf, packed=self.packed)
+
     @contextmanager
     def find(
         self, database: Database, settings: Settings, entity: Entity
     ) -> Iterator[Stale]:
         """Compare the topic with the table; the keys may be read until it is left."""
-        with SparkEngine(self.master, self.conf, packed=self.packed) as engine:
-            engine.check(database)
+        with self._make_engine() as engine:
             # Before the table is read: a key of the topic that is not in the table then
             # has been deleted.
             part = TopicPart.of(settings, entity.topic.name)
@@ -131,12 +138,16 @@ def start_stale(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers.
     """
+    finder = choose_finder(engine, master, conf, packed)
+    if isinstance(finder, SparkFinder):
+        # Before anything is begun.
+        finder.check(database)
     return remove_stale(
         database,
         settings,
         entity,
         rate=rate,
-        finder=choose_finder(engine, master, conf, packed),
+        finder=finder,
         chunk=chunk,
         watch_lag=watch_lag,
     )

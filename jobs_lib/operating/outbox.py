@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.session import bounded
+from jobs_lib.outbox.copies import Copies
+from jobs_lib.reexport.control import finish_if_done
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -115,17 +117,25 @@ def retry_holds(
 def drop_row(database: Database, row: int) -> None:
     """Delete a held row for good; the rows behind it are tried.
 
+    Its record never reaches its topic. If that one feeds another, the key's state is
+    sent there all the same, so that the new topic lacks no change of the table.
+
     Raises:
         OperatingError: the row is not held; nothing was changed.
     """
     with database.connect("outbox") as connection, bounded(connection, database):
-        found = connection.execute(database.queries["drop_row"], {"id": row})
-        if not found.rowcount:
+        found = connection.execute(database.queries["drop_row"], {"id": row}).fetchone()
+        if found is None:
             raise OperatingError(
                 f"row {row} of the outbox is not held, so it is not dropped: "
                 "`jobs-lib outbox status` shows the holds"
             )
+        topic, key, version, is_change, reexport = found
+        if is_change:
+            Copies(database).write_dropped(connection, topic, key, version)
         connection.execute(database.queries["end_idle_holds"])
+        if reexport is not None:
+            finish_if_done(connection, database.queries, reexport)
 
 
 def _ask(

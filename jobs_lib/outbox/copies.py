@@ -14,12 +14,12 @@ from jobs_lib.partitioner import choose_shard
 if TYPE_CHECKING:
     import psycopg
 
-    from jobs_lib.outbox.block import Block, OutboxRecord
+    from jobs_lib.outbox.block import Block
     from jobs_lib.postgres.database import Database
 
 
 class Copies:
-    """Writes the rows for copies; used by one relay thread.
+    """Writes the rows for copies; used by one thread.
 
     Args:
         database: where the outbox is.
@@ -45,25 +45,39 @@ class Copies:
             }
             # A statement, and so a transaction, for each key: it holds one key's lock.
             for key, record in last.items():
-                connection.execute(
-                    self._queries["write_current"],
-                    self._make_row(connection, copy, entity, key, record),
-                    prepare=True,
-                )
+                version = record.version
+                if version is not None and record.value is not None:
+                    # Of the tombstone, if the key is gone by then.
+                    version += 1
+                self._write_row(connection, copy, entity, key, version)
 
-    def _make_row(
+    def write_dropped(
+        self,
+        connection: psycopg.Connection[Any],
+        topic: str,
+        key: str,
+        version: int | None,
+    ) -> None:
+        """Write rows for a record that is dropped: it never reaches its own topic.
+
+        The copies have the states of the table, and nobody else would send them this
+        one. A copy may take what the topic has refused.
+        """
+        for fed, copy, entity in connection.execute(
+            self._queries["find_copies"]
+        ).fetchall():
+            if fed == topic:
+                self._write_row(connection, copy, entity, key, version)
+
+    def _write_row(
         self,
         connection: psycopg.Connection[Any],
         copy: str,
         entity: str,
         key: str,
-        record: OutboxRecord,
-    ) -> dict[str, Any]:
-        version = record.version
-        if version is not None and record.value is not None:
-            # Of the tombstone, if the key is gone by then.
-            version += 1
-        return {
+        version: int | None,
+    ) -> None:
+        row = {
             "shard": str(choose_shard(copy, key, self._count_shards(connection))),
             "topic": copy,
             "key": key,
@@ -72,6 +86,7 @@ class Copies:
             # Each would take a lock of the whole server; relays look by themselves.
             "hint": None,
         }
+        connection.execute(self._queries["write_current"], row, prepare=True)
 
     def _count_shards(self, connection: psycopg.Connection[Any]) -> int:
         if self._shards is None:

@@ -620,15 +620,24 @@ where (%(topic)s::text is null or h.topic = %(topic)s)
 returning h.topic
 
 -- name: drop_row
--- Delete only held rows; the rows behind it are tried at once.
+-- Delete only held rows; the rows behind it are tried at once. A re-export counts the row
+-- as done, or it would never end. Of a change, the topic's copies are told: this returns
+-- its version, as that of a tombstone.
 with gone as (
-    delete from {schema}.held_rows where id = %(id)s returning topic, key
+    delete from {schema}.held_rows where id = %(id)s
+    returning topic, key, version, value, cause, reexport_id
+),
+progress as (
+    update {schema}.reexports r set superseded = r.superseded + 1
+    from gone g where r.id = g.reexport_id
 ),
 next as (
     update {schema}.holds h set retry_at = clock_timestamp()
     from gone g where h.topic = g.topic and h.key = g.key
 )
-select topic, key from gone
+select topic, key, version + (value is not null)::int,
+    key is not null and cause is distinct from 'reexport', reexport_id
+from gone
 
 -- name: end_idle_holds
 -- Delete holds that keep no rows back any more.

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from jobs_lib import reexport
+from jobs_lib import operating, reexport
 from jobs_lib.errors import ReexportError, TopicError
 from jobs_lib.outbox.copies import Copies
 from jobs_lib.reexport.move import end_move, start_move
@@ -140,6 +140,66 @@ def test_the_switch_waits_for_what_is_on_its_way(shop, goal, wait_for):
     end_move(shop.database, shop.entity, goal)
     assert count(shop.admin, "topic_copies") == 0
     assert shop.read_newest(goal.name) == shop.read_table()
+
+
+@pytest.mark.guarantee("W24")
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_change_that_an_operator_drops_reaches_the_new_topic(
+    shop, goal, admin, wait_for, gone
+):
+    with running(shop.app, "executor", "relay"):
+        reexport.start(shop.database, shop.entity, rate=1_000_000)
+        shop.await_end()
+        move(shop, goal)
+        shop.await_end()
+        former = shop.read_newest()
+        # Kafka takes no record with such a header, and the hold keeps what follows.
+        with shop.database.connect("test") as connection, connection.transaction():
+            shop.topic.send(
+                connection, key="7", value=Item(7, "odd", 2), headers={"a": "b"}
+            )
+            connection.execute(
+                "update jobs_lib.outbox set headers = '{\"a\": 1}' where key = '7'"
+            )
+            if gone:
+                connection.execute("delete from items where id = 7")
+            else:
+                connection.execute("update items set name='new', version=2 where id=7")
+        wait_for(lambda: count(admin, "held_rows") == 1, timeout=60, what="it is held")
+        with pytest.raises(ReexportError, match="or are held"):
+            end_move(shop.database, shop.entity, goal)
+        (row,) = admin.execute("select id from jobs_lib.held_rows").fetchone()
+        operating.drop_row(shop.database, row)
+        await_sent(shop, wait_for)
+        end_move(shop.database, shop.entity, goal)
+    assert shop.read_newest() == former
+    assert shop.read_newest(goal.name) == shop.read_table() != former
+    newest = [r for r in read_topic(shop.servers, goal.name) if r.key == "7"][-1]
+    assert newest.headers["ce_version"] == ("3" if gone else "2")
+
+
+def test_a_re_export_ends_although_an_operator_drops_its_last_row(
+    shop, admin, wait_for
+):
+    load = shop.entity.load
+
+    def fail_for_one(connection, keys):
+        if "7" in keys:
+            raise RuntimeError("not this one")
+        return load(connection, keys)
+
+    object.__setattr__(shop.entity, "load", fail_for_one)
+    with running(shop.app, "executor", "relay"):
+        reexport.start(shop.database, shop.entity, rate=1_000_000)
+        wait_for(
+            lambda: count(admin, "held_rows") == 1 and not count(admin, "outbox"),
+            timeout=60,
+            what="one is held",
+        )
+    (row,) = admin.execute("select id from jobs_lib.held_rows").fetchone()
+    operating.drop_row(shop.database, row)
+    found = admin.execute("select state, superseded from jobs_lib.reexports").fetchone()
+    assert found == ("finished", 1)
 
 
 def test_topics_that_cannot_be_moved_to_are_refused_and_nothing_is_fed(shop, topic):
