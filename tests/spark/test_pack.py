@@ -59,6 +59,44 @@ def test_a_python_without_packages_has_all_that_tasks_need(tmp_path, database):
     }
 
 
+@pytest.mark.guarantee("X13")
+def test_the_files_are_those_that_tasks_need_and_no_others():
+    files = dict(pack._find_files())
+    for name in (
+        *("jobs_lib/version.py", "jobs_lib/sql/claim.sql", "spark_bridge/loader.py"),
+        *("numpy/__init__.py", "pyarrow/__init__.py", "psycopg/__init__.py"),
+        # What is needed by what we need, and what psycopg takes if it is there.
+        *("typing_extensions.py", "psycopg_binary/__init__.py"),
+    ):
+        assert name in files, name
+    assert [name for name in files if name.endswith(".so")]
+    for name, file in files.items():
+        parts = name.split("/")
+        assert not {"__pycache__", "tests", "include", ".."} & {*parts}, name
+        assert not name.startswith("/"), name
+        assert file.is_file(), name
+    # Spark brings its own, and the tests of a service are nobody's business.
+    packages = {name.split("/")[0] for name in files}
+    assert not packages & {"pyspark", "pytest", "tests", "bin"}
+    # Ours are taken from their folders alone, although a wheel lists them, too.
+    ours = [name for name in files if name.startswith(("jobs_lib/", "spark_bridge/"))]
+    root = Path(pack.__file__).parents[1]
+    assert {files[name] for name in ours} == {root / name for name in ours}
+
+
+@pytest.mark.guarantee("X13")
+def test_the_file_says_first_who_has_packed_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "_find_files", lambda: [("a/b.py", Path(__file__))])
+    packed = tmp_path / "a.tar.gz"
+    pack.pack(packed)
+    with tarfile.open(packed) as archive:
+        assert archive.getnames() == ["jobs_lib_packed.json", "a/b.py"]
+        opened = archive.extractfile("a/b.py")
+        assert opened is not None
+        assert opened.read() == Path(__file__).read_bytes()
+    assert pack.PATH in pack.add_packed({}, str(packed))
+
+
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
