@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs_lib.reexport import LagLimit, Window, parse_window
 from jobs_lib.reexport.move import end_move
-from spark_bridge.engine import SparkEngine, start
+from spark_bridge.engine import SparkEngine, examine, start
 from spark_bridge.frames import FrameSource
 from spark_bridge.repairs import start_move, start_rebuild, start_stale
 from spark_bridge.session import open_session
@@ -15,6 +15,7 @@ __all__ = [
     "SparkEngine",
     "Window",
     "end_move",
+    "examine",
     "open_session",
     "parse_window",
     "start",

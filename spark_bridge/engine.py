@@ -9,7 +9,7 @@ from jobs_lib import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.reexport.run import AHEAD, CHUNK
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
-from spark_bridge.frame_engine import start_frame
+from spark_bridge.frame_engine import plan_states, start_frame
 from spark_bridge.loader import Target, load_with_spark
 from spark_bridge.master import (
     check_answers,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.database import Database
-    from jobs_lib.reexport import LagLimit, Loading, Progress, Window
+    from jobs_lib.reexport import LagLimit, Loading, Progress, Range, Window
     from spark_bridge.frames import FrameSource
 
 KEEP = 60.0
@@ -215,3 +215,34 @@ def start(
             snapshot=snapshot,
             hold_for=hold_for,
         )
+
+
+def examine(
+    database: Database,
+    entity: Entity,
+    frame: FrameSource,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    packed: str | None = None,
+    ranges: int | None = None,
+) -> tuple[Range, ...]:
+    """Examine a DataFrame as :func:`start` does, and begin nothing.
+
+    Returns the ranges of its keys, each with its number of keys.
+
+    Args:
+        database: as for :func:`start`.
+        entity: as for :func:`start`.
+        frame: as for :func:`start`.
+        master: as for :func:`start`.
+        conf: as for :func:`start`.
+        packed: as for :func:`start`.
+        ranges: as for :func:`start`.
+
+    Raises:
+        ReexportError: a row, or the topic, is not fit for it.
+    """
+    with SparkEngine(master, conf, packed=packed) as spark:
+        spark.check(database)
+        return plan_states(database, entity, frame, spark, ranges)

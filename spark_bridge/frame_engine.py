@@ -72,6 +72,23 @@ class FrameEngine:
         self._spark.idle(seconds)
 
 
+def plan_states(
+    database: Database,
+    entity: Entity,
+    source: FrameSource,
+    engine: SparkEngine,
+    ranges: int | None,
+) -> tuple[Range, ...]:
+    """Examine all rows of a frame, and cut its keys into ranges; change nothing.
+
+    Raises:
+        ReexportError: the frame or the topic is not fit for it.
+    """
+    check_topic(entity)
+    spark = engine.open(database)
+    return plan_frame(spark, open_frame(spark, source, entity), entity, ranges)
+
+
 def start_frame(
     database: Database,
     entity: Entity,
@@ -90,10 +107,7 @@ def start_frame(
     Raises:
         ReexportError: the frame or the topic is not fit for it, or it cannot be begun.
     """
-    check_topic(entity)
-    spark = engine.open(database)
-    frame = open_frame(spark, source, entity)
-    planned = plan_frame(spark, frame, entity, ranges)
+    planned = plan_states(database, entity, source, engine, ranges)
     begun = begin_staged(
         database, entity, planned, rate=rate, chunk=chunk, watch_lag=watch_lag
     )

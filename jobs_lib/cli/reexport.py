@@ -16,6 +16,7 @@ from jobs_lib.cli.reexport_options import (
     chunk_option,
     engine_option,
     entity_argument,
+    file_options,
     find_database,
     find_entity,
     find_frame,
@@ -39,11 +40,15 @@ from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
 from jobs_lib.operating.reexports import choose_rate, find_limit
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
+from spark_bridge.engine import examine
 from spark_bridge.engine import start as start_reexport
 from spark_bridge.repairs import start_move
 
 if TYPE_CHECKING:
+    from jobs_lib.app import App
+    from jobs_lib.outbox.topic import Entity
     from jobs_lib.reexport import Progress
+    from spark_bridge.frames import FrameSource
 
 _LISTED = (
     "id", "entity", "state", "rate", "total", "sent", "superseded", "started_at",
@@ -63,7 +68,9 @@ reexport.add_command(pack)
 @entity_argument
 @app_option
 @pace_options
+@spark_options
 @ranges_option
+@file_options
 @json_option
 def plan(
     name: str,
@@ -71,12 +78,26 @@ def plan(
     rate: int | None,
     window: str | None,
     tz: str | None,
+    spark: SparkOptions,
     ranges: int | None,
+    parquet: str | None,
+    csv: str | None,
     as_json: bool,
 ) -> None:
-    """Show the ranges, the rate, the end, and who reads the topic; change nothing."""
+    """Show the ranges, the rate, the end, and who reads the topic; change nothing.
+
+    Files are examined as a whole, as `start` would do it.
+    """
     app, entity = find_entity(path, name)
-    print_plan(app, entity, choose_rate(rate, window, tz), ranges, as_json)
+    chosen = choose_rate(rate, window, tz)
+    frame = find_frame(parquet, csv)
+    if frame is None and any(spark.values()):
+        raise ReexportError(
+            "a plan of the entity's table starts no Spark: leave --master, --conf and "
+            "--packed out, or give --parquet or --csv"
+        )
+    states = _examine(app, entity, frame, ranges, spark)
+    print_plan(app, entity, chosen, ranges, as_json, states)
 
 
 @reexport.command()
@@ -101,12 +122,7 @@ def plan(
     help="Hold the snapshot for so long, at most.",
 )
 @click.option("--topic", help="Fill this new topic, and feed both until `switch`.")
-@click.option(
-    "--parquet",
-    metavar="PATH",
-    help="Take the states from these files, with key, version and state.",
-)
-@click.option("--csv", metavar="PATH", help="The same from CSV with a line of names.")
+@file_options
 @click.option("--dry-run", is_flag=True, help="As `plan`.")
 @watch_option
 @json_option
@@ -134,10 +150,15 @@ def start(
     """Begin a re-export, or continue one that was interrupted."""
     app, entity = find_entity(path, name)
     chosen = choose_rate(rate, window, tz)
-    frame = find_frame(parquet, csv, dry_run=dry_run)
+    frame = find_frame(parquet, csv)
     watched = None if limit is None else find_limit(app, entity, limit)
+    if frame is not None and engine == "sql":
+        raise ReexportError(
+            "only Spark reads a DataFrame: leave `sql` out as the engine"
+        )
     if dry_run:
-        print_plan(app, entity, chosen, ranges, as_json)
+        states = _examine(app, entity, frame, ranges, spark)
+        print_plan(app, entity, chosen, ranges, as_json, states)
         return
     database = app.database()
     goal = None if topic is None else find_topic(app, path, topic)
@@ -178,6 +199,18 @@ def start(
         )
 
     load_and_print(database, name, load, watch=watch, as_json=as_json)
+
+
+def _examine(
+    app: App,
+    entity: Entity,
+    frame: FrameSource | None,
+    ranges: int | None,
+    spark: SparkOptions,
+) -> tuple[api.Range, ...] | None:
+    if frame is None:
+        return None
+    return examine(app.database(), entity, frame, ranges=ranges, **spark)
 
 
 @reexport.command()

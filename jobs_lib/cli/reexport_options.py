@@ -76,6 +76,21 @@ watch_option = click.option(
 )
 
 
+_parquet = click.option(
+    "--parquet",
+    metavar="PATH",
+    help="Take the states from these files, with key, version and state.",
+)
+_csv = click.option(
+    "--csv", metavar="PATH", help="The same from CSV with a line of names."
+)
+
+
+def file_options(command: _Command) -> _Command:
+    """Take files with states, in one of two forms."""
+    return _parquet(_csv(command))
+
+
 def pace_options(command: _Command) -> _Command:
     """Take a rate, or hours of the day, with their zone."""
     return _rate(_window(_tz(command)))
@@ -163,9 +178,7 @@ def find_topic(app: App, path: str, name: str) -> Topic[Any]:
     return found[0]
 
 
-def find_frame(
-    parquet: str | None, csv: str | None, *, dry_run: bool
-) -> FrameSource | None:
+def find_frame(parquet: str | None, csv: str | None) -> FrameSource | None:
     """Take the files that the options name; None for the entity's table.
 
     Raises:
@@ -175,11 +188,6 @@ def find_frame(
         return None
     if parquet is not None and csv is not None:
         raise ReexportError("the states have one source: either --parquet or --csv")
-    if dry_run:
-        raise ReexportError(
-            "--dry-run plans the entity's table: without it, files are examined as a "
-            "whole before anything begins"
-        )
     if parquet is not None:
         return FrameSource.parquet(parquet)
     assert csv is not None

@@ -145,22 +145,22 @@ def print_plan(
     rate: int | api.Window,
     ranges: int | None,
     as_json: bool,
+    states: tuple[api.Range, ...] | None = None,
 ) -> None:
-    found = look_ahead(app, entity, rate, ranges)
+    found = look_ahead(app, entity, rate, ranges, states)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
         return
-    plan, window = found.plan, found.window
+    planned, window = found.ranges, found.window
     click.echo(
-        f"{plan.total:,} keys of {entity.source}.{', '.join(entity.columns)} "
-        f"({', '.join(plan.source.types)}) to "
-        f"{entity.topic.name} in {len(plan.ranges)} ranges"
+        f"{found.total:,} keys of {found.keys} to {entity.topic.name} in "
+        f"{len(planned)} ranges"
     )
-    for number, piece in enumerate(plan.ranges[:_SHOWN_RANGES]):
+    for number, piece in enumerate(planned[:_SHOWN_RANGES]):
         lower, upper = piece.lower or "the first", piece.upper or "the end"
         click.echo(f"  range {number}: from {lower} up to {upper}: {piece.keys:,} keys")
-    if len(plan.ranges) > _SHOWN_RANGES:
-        click.echo(f"  and {len(plan.ranges) - _SHOWN_RANGES} more")
+    if len(planned) > _SHOWN_RANGES:
+        click.echo(f"  and {len(planned) - _SHOWN_RANGES} more")
     if found.readers is not None:
         _print_readers(entity.topic.name, found.readers)
     if window is not None:
@@ -172,6 +172,12 @@ def print_plan(
         f"at {found.rate:,} records a minute it takes {found.minutes:,.1f} minutes"
         f"{_until(found.ends)}; nothing was changed"
     )
+    if states is None:
+        # To count them, the whole topic must be read.
+        click.echo(
+            "keys that only the topic has stay there, and are not counted: `jobs-lib "
+            f"reexport stale {entity.name} --rate {found.rate} --dry-run` counts them"
+        )
 
 
 def _print_readers(topic: str, readers: Readers) -> None:

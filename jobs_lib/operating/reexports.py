@@ -23,16 +23,23 @@ class Outlook:
     """A plan, with the time that it takes and who reads the topic."""
 
     entity: Entity
-    plan: api.Plan
+    ranges: tuple[api.Range, ...]
+    keys: str
+    """Where the keys are, and their types."""
     rate: int
     begins: datetime
     window: api.Span | None
     readers: Readers | None
 
     @property
+    def total(self) -> int:
+        """The number of all keys; an estimate if a sample cut the ranges."""
+        return sum(piece.keys for piece in self.ranges)
+
+    @property
     def minutes(self) -> float:
         """How long it takes."""
-        return self.plan.total / (self.rate * REACHED)
+        return self.total / (self.rate * REACHED)
 
     @property
     def ends(self) -> datetime:
@@ -46,33 +53,51 @@ class Outlook:
             "entity": self.entity.name,
             "topic": self.entity.topic.name,
             "rate": self.rate,
-            "total": self.plan.total,
+            "total": self.total,
             "begins": self.begins.isoformat(),
             "eta": self.ends.isoformat(),
-            "ranges": [dataclasses.asdict(piece) for piece in self.plan.ranges],
+            "ranges": [dataclasses.asdict(piece) for piece in self.ranges],
             "groups": None if groups is None else [one._asdict() for one in groups],
         }
 
 
 def look_ahead(
-    app: App, entity: Entity, rate: int | api.Window, ranges: int | None
+    app: App,
+    entity: Entity,
+    rate: int | api.Window,
+    ranges: int | None,
+    states: tuple[api.Range, ...] | None = None,
 ) -> Outlook:
     """Plan a re-export, and change nothing.
+
+    Args:
+        app: declares the entity.
+        entity: what ``@app.entity`` declared.
+        rate: records a minute, or the hours of the day.
+        ranges: the number of ranges of its table.
+        states: the ranges of a DataFrame that was examined, instead of the table.
 
     Raises:
         ReexportError: it cannot be planned as asked.
     """
-    database = app.database()
-    with database.connect("re-export plan") as connection:
-        plan = api.plan_ranges(connection, database.queries, entity, ranges)
+    columns = ", ".join(entity.columns)
+    if states is None:
+        database = app.database()
+        with database.connect("re-export plan") as connection:
+            plan = api.plan_ranges(connection, database.queries, entity, ranges)
+        states = plan.ranges
+        keys = f"{entity.source}.{columns} ({', '.join(plan.source.types)})"
+    else:
+        keys = f"the DataFrame ({columns})"
+    total = sum(piece.keys for piece in states)
     begins, window = datetime.now(UTC), None
     if not isinstance(rate, int):
         window = api.find_span(rate)
-        begins, rate = window.begin, api.find_rate(plan.total, window)
+        begins, rate = window.begin, api.find_rate(total, window)
     readers = None
     if app.settings.kafka_bootstrap_servers:
         readers = find_readers(app.settings, entity.topic.name)
-    return Outlook(entity, plan, rate, begins, window, readers)
+    return Outlook(entity, states, keys, rate, begins, window, readers)
 
 
 def choose_rate(

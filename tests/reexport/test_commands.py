@@ -68,6 +68,7 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):
     assert "34 ranges" in output
     assert "from the first up to 9907" in output
     assert "at 6,000 records a minute it takes 57.6 minutes, ends 20" in output
+    assert "`jobs-lib reexport stale aircraft --rate 6000 --dry-run` counts" in output
     plan = json.loads(run("start", "aircraft", "--rate", "6000", "--dry-run", "--json"))
     assert plan["total"] == sum(piece["keys"] for piece in plan["ranges"]) == FLIGHTS
     assert query(database, "select count(*) from jobs_lib.reexports") == [(0,)]
@@ -106,12 +107,20 @@ def test_files_are_one_source_and_need_spark(database, run):
     start = ("start", "aircraft", "--rate", "60")
     for options, told in (
         (("--parquet", "a", "--csv", "b"), "either --parquet or --csv"),
-        (("--parquet", "a", "--dry-run"), "--dry-run plans the entity's table"),
         (("--csv", "a", "--engine", "sql"), "only Spark reads a DataFrame"),
+        (("--csv", "a", "--engine", "sql", "--dry-run"), "only Spark reads"),
         (("--csv", "a"), "have no version"),
+        (("--csv", "a", "--dry-run"), "have no version"),
     ):
         with pytest.raises(ReexportError, match=told):
             run(*start, *options)
+    for options, told in (
+        (("--parquet", "a", "--csv", "b"), "either --parquet or --csv"),
+        (("--parquet", "a"), "have no version"),
+        (("--conf", "spark.a=b"), "a plan of the entity's table starts no Spark"),
+    ):
+        with pytest.raises(ReexportError, match=told):
+            run("plan", "aircraft", "--rate", "60", *options)
     assert query(database, "select count(*) from jobs_lib.reexports") == [(0,)]
 
 

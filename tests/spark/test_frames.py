@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pytest
 
-from jobs_lib import reexport
+from jobs_lib import join_key, reexport
+from jobs_lib.cli.reexport import reexport as commands
 from jobs_lib.errors import ReexportError
 from spark_bridge import FrameSource, start
 from spark_bridge.frame_engine import check_topic
-from spark_bridge.frames import number_rows, open_frame, plan_frame
+from spark_bridge.frames import _join_key, number_rows, open_frame, plan_frame
 from spark_bridge.staging import KEY, RANGE
 from tests.support.apps import count, make_app, running
+from tests.support.commands import make_runner
 from tests.support.records import read_topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.expects("fenced")]
@@ -289,3 +292,125 @@ def test_a_topic_that_cannot_tell_the_newest_is_refused(
     alone.entity(planes, source="nothing", key="tail", name="planes")(lambda _, __: {})
     with pytest.raises(ReexportError, match="Kafka is not known"):
         check_topic(alone.entities["planes"])
+
+
+@pytest.mark.guarantee("X4")
+def test_a_plan_examines_the_files_and_changes_nothing(
+    spark, fleet, admin, tmp_path, monkeypatch
+):
+    run = make_runner(commands, fleet, monkeypatch)
+    path = str(tmp_path / "planes")
+    rows = [(f"N{n}", n, 5) for n in range(300)] + [("N7", 7_000, 6)]
+    spark.createDataFrame(rows, "tail string, seats int, version long").write.parquet(
+        path
+    )
+    told = run(*f"plan planes --parquet {path} --rate 100 --ranges 3".split())
+    assert "300 keys of the DataFrame (tail) to test-" in told
+    assert "in 3 ranges" in told
+    assert "at 100 records a minute it takes 3.1 minutes" in told
+    assert "nothing was changed" in told
+    assert "reexport stale" not in told
+    dry = run(*f"start planes --parquet {path} --rate 100 --dry-run --json".split())
+    plan = json.loads(dry)
+    assert plan["total"] == 300
+    assert len(plan["ranges"]) == 1
+    bad = str(tmp_path / "bad")
+    twice = [("N1", 1, 1), ("N1", 2, 1)]
+    spark.createDataFrame(twice, "tail string, seats int, version long").write.csv(
+        bad, header=True
+    )
+    for command in ("plan planes", "start planes --dry-run"):
+        with pytest.raises(ReexportError, match="two states of one version"):
+            run(*f"{command} --csv {bad} --rate 100".split())
+    for table in ("reexports", "jobs", "reexport_ranges"):
+        assert count(admin, table) == 0
+
+
+@dataclass
+class Leg:
+    """The state of a flight's leg, whose key has two columns."""
+
+    carrier: str
+    number: int
+    seats: int
+    version: int
+
+
+LEGS = "carrier string, number int, seats int, version int"
+
+
+@pytest.fixture
+def legs(database_url, bootstrap_servers, topic):
+    """An app with an entity whose key has two columns."""
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    name = topic(4, config={"cleanup.policy": "compact"})
+    declared = app.topic(name, value=Leg, compacted=True, partitions=4)
+    key = ("carrier", "number")
+    app.entity(declared, source="nothing", key=key, name="legs")(lambda _, __: {})
+    return app
+
+
+@pytest.mark.guarantee("X2", "X4")
+def test_a_key_of_several_columns_arrives_with_its_version_and_state(
+    spark, legs, database, admin, bootstrap_servers, wait_for
+):
+    (topic,) = legs.topics.values()
+    # Only both columns together are unique, and in their order.
+    odd = ['a"b', "a,b", "\\", "ключ", "1", ""]
+    rows = [(carrier, n, n * 10, 2) for carrier in odd for n in (-1, 1, 11)]
+    rows += [("1", 1, 77, 3)]
+    newer = join_key("1", 11)
+    with database.connect("test") as connection, connection.transaction():
+        topic.send(connection, key=newer, value=Leg("1", 11, 0, 9))
+    with running(legs, "executor", "relay"):
+        wait_for(lambda: not count(admin, "outbox"), what="the topic has a newer one")
+        start(
+            database,
+            legs.entities["legs"],
+            rate=1_000_000,
+            frame=make_frame(spark, rows, LEGS),
+            ranges=3,
+        )
+        wait_for(
+            lambda: reexport.status(database, "legs").ended,
+            timeout=60,
+            what=lambda: f"all is sent: {reexport.status(database, 'legs')}",
+        )
+    progress = reexport.status(database, "legs")
+    assert (progress.total, progress.superseded, progress.ranges) == (18, 1, 3)
+    found = {
+        one.key: (one.json, one.headers["ce_version"])
+        for one in read_topic(bootstrap_servers, topic.name)
+    }
+    expected = {
+        join_key(carrier, n): (
+            {"carrier": carrier, "number": n, "seats": seats, "version": version},
+            str(version),
+        )
+        for carrier, n, seats, version in [*rows, ("1", 11, 0, 9)]
+    }
+    assert found == expected
+    assert len(found) == 18
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([("UA", 1, 1, 1), ("UA", 1, 2, 1)], "1 keys with two states of one version"),
+        ([("UA", None, 1, 1), (None, 1, 1, 1), ("UA", 1, 1, 1)], "2 rows .* no key"),
+        ([("U" * 999, 1, 1, 1)], "1 rows .* more than 1,000 bytes"),
+        ([("U\0", 1, 1, 1)], "do not fit the topic|with NUL"),
+    ],
+)
+def test_bad_keys_of_several_columns_are_refused(spark, legs, rows, told):
+    entity = legs.entities["legs"]
+    frame = open_frame(spark, make_frame(spark, rows, LEGS), entity)
+    with pytest.raises(ReexportError, match=told):
+        plan_frame(spark, frame, entity)
+
+
+def test_the_parts_of_a_key_are_joined_as_everywhere():
+    assert _join_key("UA", "1545") == join_key("UA", 1545)
+    assert _join_key("UA", None) is None
+    assert _join_key(None, "1") is None
+    assert _join_key("", "1") == join_key("", "1")
