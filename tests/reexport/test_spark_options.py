@@ -6,7 +6,8 @@ import inspect
 
 import pytest
 
-from jobs_lib.cli.repairs import reexport
+import jobs_lib.cli.repairs  # noqa: F401 - adds its commands to the group
+from jobs_lib.cli.reexport import reexport
 from jobs_lib.devstack.ports import free_port
 from jobs_lib.errors import ReexportError
 from spark_bridge import engine, repairs
