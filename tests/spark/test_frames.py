@@ -399,7 +399,6 @@ def test_a_key_of_several_columns_arrives_with_its_version_and_state(
         ([("UA", 1, 1, 1), ("UA", 1, 2, 1)], "1 keys with two states of one version"),
         ([("UA", None, 1, 1), (None, 1, 1, 1), ("UA", 1, 1, 1)], "2 rows .* no key"),
         ([("U" * 999, 1, 1, 1)], "1 rows .* more than 1,000 bytes"),
-        ([("U\0", 1, 1, 1)], "do not fit the topic|with NUL"),
     ],
 )
 def test_bad_keys_of_several_columns_are_refused(spark, legs, rows, told):
