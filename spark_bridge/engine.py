@@ -161,7 +161,7 @@ def start(
         ranges: the number of ranges. Defaults to ranges of 10,000 keys.
         chunk: keys in one job.
         ahead: keys that may be loaded and not yet sent; then the call waits until half
-            of them are sent.
+            of them are sent. Of a DataFrame it is at least an eighth of all.
         watch_lag: a group, and the lag above which it pauses the re-export.
         keep: seconds for which Spark is kept while nothing is to be loaded.
         on_progress: called before each wave of ranges and at the end.

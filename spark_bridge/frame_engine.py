@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from spark_bridge.frames import FrameSource
 
 
+_WAVES = 8
+"""At the least, a wave loads this part of all keys: each one reads the whole frame and
+the whole topic."""
+
+
 class FrameEngine:
     """Loads ranges of a frame in Spark tasks; see :class:`SparkEngine`.
 
@@ -112,6 +117,7 @@ def start_frame(
         database, entity, planned, rate=rate, chunk=chunk, watch_lag=watch_lag
     )
     loader = FrameEngine(engine, entity, source)
+    ahead = max(ahead, sum(piece.keys for piece in planned) // _WAVES)
     return reexport.load(database, begun, loader, ahead, on_progress)
 
 

@@ -28,6 +28,9 @@ from spark_bridge.staging import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from jobs_lib.outbox.topic import Entity
 
 _WHOLE = ("byte", "short", "integer", "long")
@@ -177,31 +180,61 @@ def number_rows(spark: Any, frame: Any, ranges: Sequence[tuple[int, Range]]) -> 
     from pyspark.sql import functions as f
 
     kind = frame.schema[KEY].dataType.simpleString()
-    bounds = spark.createDataFrame(
-        [(number, piece.lower, piece.upper) for number, piece in ranges],
-        f"{RANGE} int, jobs_lib_lower string, jobs_lib_upper string",
-    ).select(
-        RANGE,
-        f.col("jobs_lib_lower").cast(kind).alias("jobs_lib_lower"),
-        f.col("jobs_lib_upper").cast(kind).alias("jobs_lib_upper"),
-    )
-    lower, upper = f.col("jobs_lib_lower"), f.col("jobs_lib_upper")
-    inside = (lower.isNull() | (f.col(KEY) >= lower)) & (
-        upper.isNull() | (f.col(KEY) < upper)
-    )
-    # Most waves are neighbours, and Parquet passes over files without such keys.
-    lowers = [piece.lower for _, piece in ranges]
-    uppers = [piece.upper for _, piece in ranges]
+    ordered = sorted(ranges, key=lambda one: _place(kind, one[1].lower))
     wanted = frame.where(f.col(KEY).isNotNull())
-    if None not in lowers:
-        first = min(lowers, key=_order(kind))
+    # Most waves are neighbours, and Parquet passes over files without such keys.
+    if (first := ordered[0][1].lower) is not None:
         wanted = wanted.where(f.col(KEY) >= f.lit(first).cast(kind))
-    if None not in uppers:
-        last = max(uppers, key=_order(kind))
+    if (last := ordered[-1][1].upper) is not None:
         wanted = wanted.where(f.col(KEY) < f.lit(last).cast(kind))
-    numbered = wanted.join(f.broadcast(bounds), inside)
+    numbered = wanted.withColumn(RANGE, _make_finder(kind, ordered)(f.col(KEY)))
     tasks = min(len(ranges), _MOST_TASKS)
-    return numbered.drop("jobs_lib_lower", "jobs_lib_upper").repartition(tasks, RANGE)
+    return numbered.where(f.col(RANGE) >= 0).repartition(tasks, RANGE)
+
+
+def _make_finder(kind: str, ordered: Sequence[tuple[int, Range]]) -> Any:
+    """Make the function of columns that finds the range of each key; -1 for none."""
+    from pyspark.sql import functions as f
+
+    as_key = int if kind == "bigint" else str
+    # One without a lower bound is the first, and one without an upper bound the last.
+    lowers = [as_key(p.lower) for _, p in ordered if p.lower is not None]
+    uppers = [as_key(p.upper) for _, p in ordered if p.upper is not None]
+    numbers = [number for number, _ in ordered]
+
+    def find(keys: Any) -> Any:
+        # Imported here because this runs on the worker.
+        import pandas as pd
+
+        return pd.Series(find_ranges(keys.to_numpy(), lowers, uppers, numbers))
+
+    return f.pandas_udf(find, "int")
+
+
+def find_ranges(
+    keys: NDArray[Any],
+    lowers: Sequence[Any],
+    uppers: Sequence[Any],
+    numbers: Sequence[int],
+) -> NDArray[np.int64]:
+    """Find the range of each key; -1 for none.
+
+    It looks each key up among the sorted bounds. A join with the bounds would compare
+    each key with all of them.
+
+    Args:
+        keys: numbers or texts. Texts compare by code points, as Spark's by their bytes.
+        lowers: where the ranges begin; one fewer if the first has no such bound.
+        uppers: before which they end; one fewer if the last has no such bound.
+        numbers: of the ranges, in the order of their bounds.
+    """
+    import numpy as np
+
+    begun = np.searchsorted(np.array(lowers, keys.dtype), keys, "right")
+    begun += len(numbers) - len(lowers)
+    ended = np.searchsorted(np.array(uppers, keys.dtype), keys, "right")
+    # A key between two ranges is behind as many ends as begins.
+    return np.where(begun > ended, np.array([-1, *numbers])[begun], -1)
 
 
 @contextmanager
@@ -232,6 +265,11 @@ def whole_groups(spark: Any) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(_ARROW_ROWS, before)
+
+
+def _place(kind: str, lower: str | None) -> tuple[bool, Any]:
+    """Where a range stands among others: the one without a lower bound first."""
+    return (False, b"") if lower is None else (True, _order(kind)(lower))
 
 
 def _order(kind: str) -> Callable[[Any], Any]:
