@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KEYS = [f"N{n:05}" for n in range(4_000)]
 RANGES = 40
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _MODULE = """
 from jobs_lib import App
 from tests.reexport.helpers import make_entity
@@ -52,7 +52,7 @@ for each row execute function slow();
 """Makes a range take a quarter of a second, and the 39th wait for a lock, too."""
 
 
-def spark_options(master: str, packages: str = str(_ROOT)) -> list[str]:
+def spark_options(master: str, packages: str = str(ROOT)) -> list[str]:
     """The options of `reexport start` for a cluster that tries tasks twice at once."""
     settings = {**SETTINGS, "spark.speculation": "true"}
     if packages:
@@ -96,13 +96,13 @@ class Fleet:
         given = {
             "JOBS_LIB_APP": "fleet:app",
             "JOBS_LIB_DATABASE_URL": url or self.database.url,
-            "PYTHONPATH": f"{self._folder}{os.pathsep}{_ROOT}",
+            "PYTHONPATH": f"{self._folder}{os.pathsep}{ROOT}",
             **env,
         }
         return self._run(*program, "reexport", *args, env=given)
 
     def start(
-        self, master: str, *args: str, packages: str = str(_ROOT), **options: Any
+        self, master: str, *args: str, packages: str = str(ROOT), **options: Any
     ) -> Worker:
         """Begin `jobs-lib reexport start` on a cluster.
 
@@ -130,5 +130,6 @@ class Fleet:
             lambda: len(self.read_loaded()) >= number or not worker.running,
             timeout=600,
             what=lambda: f"{number} ranges are loaded\n{worker.output}",
+            every=0.1,
         )
         assert number <= len(self.read_loaded()) < RANGES, worker.output

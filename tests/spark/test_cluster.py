@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.devstack.ports import free_port
 from spark_bridge.session import java_home
 from tests.reexport.helpers import loaded_keys
 from tests.spark.fleet import KEYS, RANGES, Fleet
+from tests.spark.places import load_and_look
 from tests.support.spark_cluster import SETTINGS, SparkCluster
 
 ROOT = Path(__file__).parents[2]
@@ -55,73 +53,8 @@ def test_the_command_loads_on_a_cluster_and_shows_the_password_nowhere(
 ):
     url = fleet.database.url
     password = str(psycopg.conninfo.conninfo_to_dict(url)["password"]).encode()
-    events, page = tmp_path / "events", free_port()
-    events.mkdir()
-    options = (
-        *("--conf", "spark.eventLog.enabled=true"),
-        *("--conf", "spark.eventLog.compress=false"),
-        *("--conf", f"spark.eventLog.dir={events.as_uri()}"),
-        *("--conf", "spark.ui.enabled=true", "--conf", f"spark.ui.port={page}"),
-        *("--conf", "spark.log.level=INFO"),
-    )
-    with fleet.slowed():
-        worker = fleet.start(cluster.master, *options)
-        fleet.await_loaded(5, worker)
-        pages = read_pages(f"http://127.0.0.1:{page}", cluster)
-        commands, environments = read_processes(cluster)
-    await_end(worker)
-    assert loaded_keys(fleet.database) == KEYS
-
-    logs = b"".join(path.read_bytes() for path in events.rglob("*") if path.is_file())
-    work = b"".join(f.read_bytes() for f in cluster.folder.rglob("*") if f.is_file())
-    # Each place is looked into where it has what it should.
-    assert b"SparkListenerJobEnd" in logs
-    assert b"spark.speculation" in pages["environment/"]
-    assert any(b"MapInArrow" in page for page in pages.values())
-    assert b"CoarseGrainedExecutorBackend" in commands
-    assert b"pyspark.daemon" in commands
-    assert b"SPARK_EXECUTOR_DIRS" in environments
-    assert b"Running task" in work
-    for place in (
-        *(worker.output.encode(), logs, work, commands, environments),
-        *pages.values(),
-    ):
-        assert password not in place
-
-
-def read_pages(driver, cluster):
-    """The pages of the driver, the master and the workers, and what fills them."""
-    pages = {"applications": read_page(f"{driver}/api/v1/applications")}
-    (application,) = json.loads(pages["applications"])
-    api = f"{driver}/api/v1/applications/{application['id']}"
-    names = ["jobs/", "stages/", "SQL/", "executors/", "environment/"]
-    names += ["SQL/execution/?id=0", "jobs/job/?id=0", "stages/stage/?id=0&attempt=0"]
-    addresses = {name: f"{driver}/{name}" for name in names}
-    for name in ("sql?details=true&planDescription=true", "environment", "stages"):
-        addresses[f"api {name}"] = f"{api}/{name}"
-    addresses |= {one["id"]: one["webuiaddress"] for one in cluster.read()["workers"]}
-    addresses |= {"master": cluster.page, "json": f"{cluster.page}/json/"}
-    return pages | {name: read_page(address) for name, address in addresses.items()}
-
-
-def read_page(address):
-    with urllib.request.urlopen(address, timeout=60) as page:
-        return page.read()
-
-
-def read_processes(cluster):
-    """The command lines of all processes, and the environments of the cluster's."""
-    commands, environments = [], []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            environment = (process / "environ").read_bytes()
-        except OSError:
-            continue  # it has ended, or is another user's
-        commands.append(command)
-        if str(cluster.folder).encode() in environment:
-            environments.append(environment)
-    return b"\n".join(commands), b"\n".join(environments)
+    for name, text in load_and_look(cluster, fleet, tmp_path).items():
+        assert password not in text, name
 
 
 @pytest.mark.guarantee("X13")

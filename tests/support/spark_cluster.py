@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 _HOST = "127.0.0.1"
-_WORKERS = ("worker-0", "worker-1")
 _WITHIN = 600.0
 """Seconds for the start of a JVM on a busy machine."""
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -39,21 +38,31 @@ SETTINGS = {
 class SparkCluster:
     """A master and its workers; each is killed and started by its name."""
 
-    def __init__(self, folder: Path, conf: Mapping[str, str] | None = None) -> None:
+    workers = ("worker-0", "worker-1")
+
+    def __init__(
+        self,
+        folder: Path,
+        conf: Mapping[str, str] | None = None,
+        host: str = _HOST,
+    ) -> None:
         """Prepare a cluster whose logs and work lie in the folder.
 
         Args:
             folder: is empty.
             conf: settings of Spark for the three processes.
+            host: the address of this machine at which they are.
         """
         self.folder = folder
+        self.host = host
         self._port = free_port()
         self._page = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._conf = folder / "conf"
-        self._conf.mkdir()
+        self.conf = folder / "conf"
+        """The folder of their settings."""
+        self.conf.mkdir()
         lines = [f"{name} {value}\n" for name, value in (conf or {}).items()]
-        (self._conf / "spark-defaults.conf").write_text("".join(lines))
+        (self.conf / "spark-defaults.conf").write_text("".join(lines))
 
     @property
     def service_file(self) -> Path:
@@ -63,7 +72,7 @@ class SparkCluster:
     @property
     def master(self) -> str:
         """The address of the master."""
-        return f"spark://{_HOST}:{self._port}"
+        return f"spark://{self.host}:{self._port}"
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -85,10 +94,10 @@ class SparkCluster:
         """Start what does not run, and wait until all is there."""
         if "master" not in self._processes:
             self.start_master()
-        for name in _WORKERS:
+        for name in self.workers:
             if name not in self._processes:
                 self.start_worker(name)
-        self.await_workers(len(_WORKERS))
+        self.await_workers(len(self.workers))
 
     def start_master(self) -> None:
         """Start the master, at the same address each time."""
@@ -143,7 +152,7 @@ class SparkCluster:
     @property
     def page(self) -> str:
         """The address of the master's page."""
-        return f"http://{_HOST}:{self._page}"
+        return f"http://{self.host}:{self._page}"
 
     def read_logs(self) -> str:
         """Read what the three processes and their executors have logged."""
@@ -156,16 +165,16 @@ class SparkCluster:
         home = Path(pyspark.__file__).parent
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), kind, "--host", _HOST, *args],
+                [str(home / "bin" / "spark-class"), kind, "--host", self.host, *args],
                 env={
                     "PATH": "/usr/bin:/bin",
                     "HOME": str(Path.home()),
                     "JAVA_HOME": str(java_home()),
                     "SPARK_HOME": str(home),
-                    "SPARK_CONF_DIR": str(self._conf),
+                    "SPARK_CONF_DIR": str(self.conf),
                     "SPARK_DAEMON_MEMORY": "256m",
                     "SPARK_DAEMON_JAVA_OPTS": _JAVA,
-                    "SPARK_LOCAL_IP": _HOST,
+                    "SPARK_LOCAL_IP": self.host,
                     "SPARK_LOCAL_DIRS": str(self.folder / "local"),
                     "PGSERVICEFILE": str(self.service_file),
                 },

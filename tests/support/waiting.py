@@ -21,11 +21,13 @@ def wait_for(
     *,
     timeout: float = 30.0,
     what: str | Callable[[], str] = "the condition holds",
+    every: float = _PAUSE_SECONDS,
 ) -> T:
     """Call ``condition`` until it returns something true, and return that.
 
     After ``timeout`` seconds the test fails with ``what``. If that is a function, it
-    can describe the state at that moment.
+    can describe the state at that moment. A condition that costs the tested processes
+    time, such as a connection, is called ``every`` so many seconds.
     """
     __tracebackhide__ = True
     deadline = time.monotonic() + timeout
@@ -37,7 +39,7 @@ def wait_for(
         if late:
             told = what if isinstance(what, str) else what()
             pytest.fail(f"waited {timeout:g} s in vain until: {told}")
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(every)
 
 
 def least(measure: Callable[[], float], within: float, times: int = 3) -> float:
