@@ -63,3 +63,26 @@ def reexport(app: App, topic: str) -> None:
             ([*map(int, keys)],),
         )
         return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}
+
+
+# A busy machine makes no process count as dead, and a killed one soon does.
+@kind("executor", "relay", heartbeat_interval=0.5, stale_after=6.0)
+def flights(app: App, topic: str, second: str) -> None:
+    """A pod that exports all flights again, and aircraft."""
+    states = app.topic(topic, compacted=True)
+    others = app.topic(second, compacted=True)
+
+    @app.entity(states, source="flights", key="id")
+    def load_flights(connection: Any, keys: list[str]) -> dict[str, Any]:
+        rows = connection.execute(
+            "select id::text, version, delay from flights where id = any (%s::int[])",
+            ([*map(int, keys)],),
+        )
+        return {key: {"version": v, "delay": delay} for key, v, delay in rows}
+
+    @app.entity(others, source="aircraft", key="tail")
+    def load_aircraft(connection: Any, keys: list[str]) -> dict[str, Any]:
+        rows = connection.execute(
+            "select tail, version from aircraft where tail = any (%s)", (keys,)
+        )
+        return {tail: {"version": version} for tail, version in rows}
