@@ -54,12 +54,13 @@ def judge(records: Iterable[Seen], table: Mapping[str, int]) -> Verdict:
     times: dict[str, list[float]] = defaultdict(list)
     keys: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
-        key, version = record.key, int(record.headers["ce_version"])
-        if version < highest.get(key, version):
-            backwards.add(key)
+        key, version = record.key, read_version(record)
+        if version is not None:
+            if version < highest.get(key, version):
+                backwards.add(key)
+            highest[key] = max(version, highest.get(key, version))
         if key in newest and newest[key].partition != record.partition:
             scattered.add(key)
-        highest[key] = max(version, highest.get(key, version))
         newest[key] = record
         if (reexport := record.headers.get("ce_reexport")) is not None:
             times[reexport].append(record.at)
@@ -79,6 +80,17 @@ def judge(records: Iterable[Seen], table: Mapping[str, int]) -> Verdict:
             for one, at in times.items()
         },
     )
+
+
+def read_version(record: Seen) -> int | None:
+    """Read the version of a record; None: a tombstone without one, which ends its key.
+
+    So is that of a change whose row was deleted before its state was read. The
+    tombstone of the deletion itself follows, and has one.
+    """
+    if (version := record.headers.get("ce_version")) is not None:
+        return int(version)
+    return None if record.value is None else int(record.json["version"])
 
 
 def count_fullest(times: Sequence[float], seconds: float = 60.0) -> int:

@@ -51,6 +51,15 @@ def test_a_version_that_goes_back_is_found_also_if_it_comes_again():
     ]
 
 
+def test_a_tombstone_without_a_version_ends_its_key_and_hides_no_older_state():
+    bare = replace(GOOD[4], key="b", headers={})
+    assert find_faults([*GOOD, bare])[0] == ["b"]
+    assert find_faults([*GOOD, bare, see("b", 1), see("b", 2)])[2] == ["b"]
+    # A state without the header has the version of its value.
+    plain = replace(see("b", 1), headers={})
+    assert find_faults([*GOOD, plain, see("b", 2)])[2] == ["b"]
+
+
 def test_a_key_in_two_partitions_is_found():
     assert find_faults([*GOOD, see("a", 1, partition=1)])[3] == ["a"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.support.processes.kinds import kind
@@ -65,24 +66,39 @@ def reexport(app: App, topic: str) -> None:
         return {str(i): {"id": i, "name": n, "version": v} for i, n, v in rows}
 
 
+@dataclass
+class FlightState:
+    """What the topic has of a flight."""
+
+    version: int
+    delay: int | None
+
+
+@dataclass
+class AircraftState:
+    """What the second topic has of an aircraft."""
+
+    version: int
+
+
 # A busy machine makes no process count as dead, and a killed one soon does.
 @kind("executor", "relay", heartbeat_interval=0.5, stale_after=6.0)
 def flights(app: App, topic: str, second: str) -> None:
     """A pod that exports all flights again, and aircraft."""
-    states = app.topic(topic, compacted=True)
-    others = app.topic(second, compacted=True)
+    states = app.topic(topic, value=FlightState, compacted=True)
+    others = app.topic(second, value=AircraftState, compacted=True)
 
     @app.entity(states, source="flights", key="id")
-    def load_flights(connection: Any, keys: list[str]) -> dict[str, Any]:
+    def load_flights(connection: Any, keys: list[str]) -> dict[str, FlightState]:
         rows = connection.execute(
             "select id::text, version, delay from flights where id = any (%s::int[])",
             ([*map(int, keys)],),
         )
-        return {key: {"version": v, "delay": delay} for key, v, delay in rows}
+        return {key: FlightState(version, delay) for key, version, delay in rows}
 
     @app.entity(others, source="aircraft", key="tail")
-    def load_aircraft(connection: Any, keys: list[str]) -> dict[str, Any]:
+    def load_aircraft(connection: Any, keys: list[str]) -> dict[str, AircraftState]:
         rows = connection.execute(
             "select tail, version from aircraft where tail = any (%s)", (keys,)
         )
-        return {tail: {"version": version} for tail, version in rows}
+        return {tail: AircraftState(version) for tail, version in rows}
