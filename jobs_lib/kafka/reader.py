@@ -155,12 +155,32 @@ class PartsReader:
             # An aborted transaction moves only the position.
             self._note_positions()
         else:
-            for message in (first, *self._consumer.consume(self._most - 1, 0)):
-                self._sort(message, found)
+            messages = [first, *self._consumer.consume(self._most - 1, 0)]
+            if not self._take(messages, found):
+                for message in messages:
+                    self._sort(message, found)
         if self._refusals:
             raise self._refusals.pop()
         self._end_parts()
         return found
+
+    def _take(
+        self, messages: list[Message], found: dict[Partition, list[Message]]
+    ) -> bool:
+        """Take all records of the only part at once; returns whether it could.
+
+        Each call of a message's method costs a tenth of what the client needs for it.
+        """
+        if len(self._spans) > 1 or any(map(Message.error, messages)):
+            return False
+        ((partition, span),) = self._spans.items()
+        while messages and (messages[-1].offset() or 0) >= span.end:
+            messages.pop()
+            self._move(partition, span.end)
+        if messages:
+            found[partition] = messages
+            self._move(partition, (messages[-1].offset() or 0) + 1)
+        return True
 
     def _sort(self, message: Message, found: dict[Partition, list[Message]]) -> None:
         """Put a record to those of its partition; note where a partition ends."""
