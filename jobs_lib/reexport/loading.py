@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     ]
 
 _COPY_CHUNKS = 500
-_LONGEST_CHARACTER = 4
+LONGEST_CHARACTER = 4
 """Bytes of UTF-8."""
 
 
@@ -87,7 +87,7 @@ class KeyList(list[str]):
         if "" in self:
             raise refuse_empty_key()
         for key in self:
-            if len(key) <= KEY_LIMIT // _LONGEST_CHARACTER:
+            if len(key) <= KEY_LIMIT // LONGEST_CHARACTER:
                 continue
             if len(key.encode()) > KEY_LIMIT:
                 raise refuse_long_key(len(key))

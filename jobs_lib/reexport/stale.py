@@ -36,6 +36,7 @@ from jobs_lib.reexport.control import (
     set_rate,
     watch_lag,
 )
+from jobs_lib.reexport.loading import LONGEST_CHARACTER
 from jobs_lib.reexport.run import (
     CHUNK,
     check_asked,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _LARGEST = 2**63 - 1
+_NULL = "\\N"
 _COPY_BYTES = 65_536
 
 
@@ -196,7 +198,10 @@ def version_of_end(highest: int | None, versioned: bool) -> int | None:
 
 def is_storable(key: str) -> bool:
     """Whether a row of the outbox can have this key."""
-    return "\0" not in key and 0 < len(key.encode()) <= KEY_LIMIT
+    if "\0" in key or not key:
+        return False
+    # A short text needs no encoding to tell.
+    return len(key) <= KEY_LIMIT // LONGEST_CHARACTER or len(key.encode()) <= KEY_LIMIT
 
 
 def _find_unfinished(database: Database, entity: Entity) -> tuple[int, bool] | None:
@@ -347,18 +352,28 @@ def _leave_out_recent(
 def _write_lines(block: Keys, file: BinaryIO) -> int:
     """Write records as lines of COPY's text format; returns how many are unreadable."""
     partition, offsets, keys, versions, tombstones, _ = block
-    lines = []
-    for offset, key, version, tombstone in zip(
-        offsets, keys, versions, tombstones, strict=True
-    ):
-        if key is None or not is_storable(key):
-            continue
-        for raw, escaped in _ESCAPES:
-            key = key.replace(raw, escaped)
-        given = "\\N" if version is None else version
-        lines.append(f"{partition}\t{offset}\t{key}\t{given}\t{'ft'[tombstone]}\n")
+    texts = _escape(keys)
+    lines = [
+        f"{partition}\t{offset}\t{text}\t{_NULL if version is None else version}"
+        f"\t{'ft'[tombstone]}\n"
+        for offset, text, version, tombstone in zip(
+            offsets, texts, versions, tombstones, strict=True
+        )
+        if text is not None
+    ]
     file.write("".join(lines).encode())
     return len(offsets) - len(lines)
+
+
+def _escape(keys: Sequence[str | None]) -> list[str | None]:
+    """Escape keys for COPY; None where one is unreadable."""
+    storable = [key if key and is_storable(key) else None for key in keys]
+    joined = "".join(key for key in storable if key)
+    # Seldom any key has one of these characters.
+    for raw, escaped in _ESCAPES:
+        if raw in joined:
+            storable = [key and key.replace(raw, escaped) for key in storable]
+    return storable
 
 
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
