@@ -35,7 +35,8 @@ class KeyColumn:
     """The keys of a range, each once."""
 
     def __init__(self, keys: pa.LargeStringArray) -> None:
-        self._keys = keys
+        self.keys = keys
+        """Their texts."""
 
     @classmethod
     def read(
@@ -57,7 +58,7 @@ class KeyColumn:
         return cls(pa.Array.from_buffers(_TEXT, len(offsets) - 1, buffers))
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     def check(self) -> None:
         """Refuse keys that the outbox cannot store.
@@ -67,23 +68,23 @@ class KeyColumn:
         """
         if not len(self):
             return
-        lengths = pc.binary_length(self._keys)
+        lengths = pc.binary_length(self.keys)
         bounds = pc.min_max(lengths).as_py()
         if bounds["min"] == 0:
             raise refuse_empty_key()
         if bounds["max"] > KEY_LIMIT:
-            longest = self._keys[pc.index(lengths, bounds["max"]).as_py()]
+            longest = self.keys[pc.index(lengths, bounds["max"]).as_py()]
             raise refuse_long_key(len(longest.as_py()))
 
     def encode(self, loading: Loading) -> Iterator[bytes | memoryview]:
         """Yield the chunk jobs as lines of COPY's text format, in blocks."""
         if not len(self):
             return
-        partitions = choose_partitions(self._keys, loading.partitions)
+        partitions = choose_partitions(self.keys, loading.partitions)
         order = np.argsort(partitions, kind="stable")
         counts = np.bincount(partitions, minlength=loading.partitions)
         chunks, offsets = _cut(counts, loading.chunk)
-        quoted = _quote(self._keys.take(pa.array(order)))
+        quoted = _quote(self.keys.take(pa.array(order)))
         lists = pa.LargeListArray.from_arrays(pa.array(offsets), quoted)
         origins = [f"{loading.home}/{number}" for number in range(loading.partitions)]
         lines = _join(

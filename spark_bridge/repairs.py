@@ -85,11 +85,12 @@ def find_stale(spark: Any, target: Target, entity: Entity, part: TopicPart) -> A
     key = f.col("key")
     is_storable = (f.octet_length(key).between(1, KEY_LIMIT)) & ~key.contains("\0")
     storable = records.withColumn("key", f.when(is_storable, key))
-    newest = find_newest(storable, keyless=True)
-    live = newest.where(f.col("key").isNull() | ~f.col("tombstone"))
-    # Null is equal to nothing, so its row stays.
-    keys = read_keys(spark, target, entity)
-    return live.join(keys, "key", "left_anti").select("key", "highest", "records")
+    # Most keys are in the table, and nobody asks for the newest of their records. Null
+    # is equal to nothing, so its rows stay.
+    strange = storable.join(read_keys(spark, target, entity), "key", "left_anti")
+    newest = find_newest(strange, keyless=True)
+    stale = newest.where(f.col("key").isNull() | ~f.col("tombstone"))
+    return stale.select("key", "highest", "records")
 
 
 def read_keys(spark: Any, target: Target, entity: Entity) -> Any:
@@ -280,16 +281,16 @@ def _make_task(
         # Imported here because this runs on the worker.
         import pyarrow as pa
 
+        from spark_bridge.columns import KeyColumn
+
         database = target.database()
         queries = database.queries
         with database.connect("re-export task") as connection:
             for batch in batches:
                 for bounds in batch.to_pylist():
-                    query = source.keys_between(queries, **bounds)
                     with connection.transaction():
                         connection.execute(queries["settle_text_forms"])
-                        found = connection.execute(query)
-                        keys = pa.array([key for (key,) in found], pa.string())
-                    yield pa.record_batch({"key": keys})
+                        found = KeyColumn.read(connection, queries, source, **bounds)
+                    yield pa.record_batch({"key": found.keys.cast(pa.string())})
 
     return read

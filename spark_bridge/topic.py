@@ -174,11 +174,12 @@ def _make_source(part: TopicPart) -> type[Any]:
 
 def _make_batch(block: Keys, *, values: bool) -> pa.RecordBatch:
     # Imported here because this runs on the worker.
+    import numpy as np
     import pyarrow as pa
 
     count = len(block.offsets)
     columns = {
-        "partition": pa.array([block.partition] * count, pa.int32()),
+        "partition": pa.array(np.full(count, block.partition, np.int32)),
         "offset": pa.array(block.offsets, pa.int64()),
         "key": pa.array(block.keys, pa.string()),
         "version": pa.array(block.versions, pa.int64()),
