@@ -194,6 +194,7 @@ def number_rows(spark: Any, frame: Any, ranges: Sequence[tuple[int, Range]]) -> 
 
 def _make_finder(kind: str, ordered: Sequence[tuple[int, Range]]) -> Any:
     """Make the function of columns that finds the range of each key; -1 for none."""
+    import pandas as pd
     from pyspark.sql import functions as f
 
     as_key = int if kind == "bigint" else str
@@ -203,11 +204,10 @@ def _make_finder(kind: str, ordered: Sequence[tuple[int, Range]]) -> Any:
     numbers = [number for number, _ in ordered]
 
     def find(keys: Any) -> Any:
-        # Imported here because this runs on the worker.
-        import pandas as pd
-
         return pd.Series(find_ranges(keys.to_numpy(), lowers, uppers, numbers))
 
+    # Spark takes the kind of function from its types, and does not know them as texts.
+    find.__annotations__ = {"keys": pd.Series, "return": pd.Series}
     return f.pandas_udf(find, "int")
 
 
