@@ -1,0 +1,253 @@
+"""What members write to the log, and how it is spelt: see PROTOCOL.md, section 3."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from pydantic_core import from_json
+
+from jobs_lib.partitioner import choose_partition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VERSION = 1
+LARGEST_OFFSET = 2**63 - 1
+LARGEST_PARTITION = 2**31 - 1
+SHORTEST_INTERVAL_MS = 100
+LONGEST_INTERVAL_MS = 3_600_000
+NAME_LIMIT = 200
+TOPIC_LIMIT = 249
+
+
+class Sender(NamedTuple):
+    """A member of a group, in one of its runs."""
+
+    group_id: str
+    client_id: str
+    """The same after a restart."""
+    instance_id: str
+    """Another one after each start."""
+
+
+class Shared(NamedTuple):
+    """A partition that the members of a group share."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+class Heartbeat(NamedTuple):
+    """The sender holds a partition, and has processed all before a position."""
+
+    sender: Sender
+    shared: Shared
+    claim: int
+    position: int | None
+
+
+class ClaimingPartition(NamedTuple):
+    """The sender wants to hold a partition."""
+
+    sender: Sender
+    shared: Shared
+    interval_ms: int
+
+
+class ReleasingPartition(NamedTuple):
+    """The sender holds a partition no more; its successor begins at a position."""
+
+    sender: Sender
+    shared: Shared
+    claim: int
+    position: int | None
+
+
+class ClaimingMessages(NamedTuple):
+    """The sender alone processes the records from ``first`` to before ``end``."""
+
+    sender: Sender
+    shared: Shared
+    claim: int
+    first: int | None
+    end: int
+
+
+class ReleaseGroup(NamedTuple):
+    """The sender pauses its group until a time of the log."""
+
+    sender: Sender
+    msg_expire_time: int
+    """Milliseconds since 1970, by the brokers' clocks."""
+
+
+class Probe(NamedTuple):
+    """The sender lives, and wants to know the time."""
+
+    sender: Sender
+    wants_snapshot: bool = False
+
+
+class Snapshot(NamedTuple):
+    """A part of what the log has said up to an offset; see PROTOCOL.md, section 8."""
+
+    sender: Sender
+    as_of: int
+    time_ms: int
+    part: int
+    parts: int
+    digest: str
+    entries: str
+    pauses: str
+
+
+Message: TypeAlias = (
+    Heartbeat
+    | ClaimingPartition
+    | ReleasingPartition
+    | ClaimingMessages
+    | ReleaseGroup
+    | Probe
+    | Snapshot
+)
+
+
+class Unreadable(StrEnum):
+    """Why a record is passed over."""
+
+    NO_MESSAGE = "is no message"
+    OTHER_VERSION = "has another version"
+    UNKNOWN_TYPE = "has an unknown type"
+
+
+@lru_cache(maxsize=100_000)
+def find_place(topic: str, partition: int, partitions: int) -> int:
+    """Return the partition of the log that all records about a partition have."""
+    return choose_partition(f"{topic}/{partition}", partitions)
+
+
+def encode(message: Message, partitions: int) -> bytes:
+    """Spell a message for a log of so many partitions."""
+    sender = message.sender
+    found: dict[str, Any] = {
+        "v": VERSION,
+        "type": type(message).__name__,
+        "n": partitions,
+        "group_id": sender.group_id,
+        "client_id": sender.client_id,
+        "instance_id": sender.instance_id,
+    }
+    for name, value in zip(message._fields[1:], message[1:], strict=True):
+        if isinstance(value, Shared):
+            found |= {"topic": value.topic, "partition": value.partition}
+        else:
+            found[name] = value
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def decode(value: bytes | None) -> tuple[int, Message] | Unreadable:
+    """Read a record's value; return how many partitions the sender saw, too."""
+    try:
+        found = from_json(value or b"", allow_inf_nan=False)
+        if type(found) is not dict:
+            return Unreadable.NO_MESSAGE
+        version = found["v"]
+        if type(version) is not int:
+            return Unreadable.NO_MESSAGE
+        if version != VERSION:
+            return Unreadable.OTHER_VERSION
+        kind = found["type"]
+        if type(kind) is not str:
+            return Unreadable.NO_MESSAGE
+        read = _READERS.get(kind)
+        if read is None:
+            return Unreadable.UNKNOWN_TYPE
+        sender = Sender(
+            _name(found["group_id"]),
+            _name(found["client_id"]),
+            _name(found["instance_id"]),
+        )
+        return _number(found["n"], LARGEST_PARTITION, 1), read(sender, found)
+    except (KeyError, ValueError):
+        return Unreadable.NO_MESSAGE
+
+
+def _shared(sender: Sender, found: dict[str, Any]) -> Shared:
+    topic = _name(found["topic"], TOPIC_LIMIT)
+    return Shared(
+        sender.group_id, topic, _number(found["partition"], LARGEST_PARTITION)
+    )
+
+
+def _heartbeat(sender: Sender, found: dict[str, Any]) -> Heartbeat:
+    claim, position = _number(found["claim"]), _position(found["position"])
+    return Heartbeat(sender, _shared(sender, found), claim, position)
+
+
+def _claiming_partition(sender: Sender, found: dict[str, Any]) -> ClaimingPartition:
+    interval = _number(found["interval_ms"], LONGEST_INTERVAL_MS, SHORTEST_INTERVAL_MS)
+    return ClaimingPartition(sender, _shared(sender, found), interval)
+
+
+def _releasing_partition(sender: Sender, found: dict[str, Any]) -> ReleasingPartition:
+    claim, position = _number(found["claim"]), _position(found["position"])
+    return ReleasingPartition(sender, _shared(sender, found), claim, position)
+
+
+def _claiming_messages(sender: Sender, found: dict[str, Any]) -> ClaimingMessages:
+    claim, first = _number(found["claim"]), _position(found["first"])
+    return ClaimingMessages(
+        sender, _shared(sender, found), claim, first, _number(found["end"])
+    )
+
+
+def _release_group(sender: Sender, found: dict[str, Any]) -> ReleaseGroup:
+    return ReleaseGroup(sender, _number(found["msg_expire_time"]))
+
+
+def _probe(sender: Sender, found: dict[str, Any]) -> Probe:
+    # A later release may leave it out, and an older one does not know it.
+    return Probe(sender, found.get("wants_snapshot") is True)
+
+
+def _snapshot(sender: Sender, found: dict[str, Any]) -> Snapshot:
+    texts = [found[name] for name in ("digest", "entries", "pauses")]
+    if any(type(one) is not str for one in texts):
+        raise ValueError
+    as_of, time_ms, part, parts = (
+        _number(found[name]) for name in ("as_of", "time_ms", "part", "parts")
+    )
+    digest, entries, pauses = texts
+    return Snapshot(sender, as_of, time_ms, part, parts, digest, entries, pauses)
+
+
+_READERS: dict[str, Callable[[Sender, dict[str, Any]], Message]] = {
+    "Heartbeat": _heartbeat,
+    "ClaimingPartition": _claiming_partition,
+    "ReleasingPartition": _releasing_partition,
+    "ClaimingMessages": _claiming_messages,
+    "ReleaseGroup": _release_group,
+    "Probe": _probe,
+    "Snapshot": _snapshot,
+}
+
+
+def _name(value: Any, limit: int = NAME_LIMIT) -> str:
+    if type(value) is not str or not 0 < len(value) <= limit:
+        raise ValueError
+    return value
+
+
+def _number(value: Any, most: int = LARGEST_OFFSET, least: int = 0) -> int:
+    # A JSON `true` is an int to Python, and 1.0 is equal to 1.
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError
+    return value
+
+
+def _position(value: Any) -> int | None:
+    return None if value is None else _number(value)

@@ -1,0 +1,307 @@
+"""The state of the world: a pure function of one partition of the log.
+
+See PROTOCOL.md, sections 2 and 4. Nothing here knows Kafka, a clock or a thread. Two
+worlds that were given the same records are equal, however long ago.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from jobs_lib.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Message,
+    Probe,
+    ReleaseGroup,
+    ReleasingPartition,
+    Sender,
+    Shared,
+    Snapshot,
+    Unreadable,
+    decode,
+    find_place,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Freshness(StrEnum):
+    """How sure it is that a holder lives."""
+
+    FRESH = "fresh"
+    UNKNOWN = "unknown"
+    STALE = "stale"
+
+
+class Outcome(StrEnum):
+    """What a record did; all but ``VALID`` did nothing."""
+
+    VALID = "valid"
+    UNREADABLE = "unreadable"
+    OTHER_COUNT = "the sender sees another number of partitions of the log"
+    OTHER_PLACE = "the partition has its place elsewhere"
+    HELD = "another member holds the partition"
+    NOT_HELD = "the sender does not hold the partition by that claim"
+    UNCONFIRMED = "the claim has no heartbeat yet"
+    NOT_NEXT = "the records are not the next ones"
+    PAUSED = "the group is paused"
+
+
+class Holding(NamedTuple):
+    """A member that holds a partition."""
+
+    client_id: str
+    instance_id: str
+    claim: int
+    """The offset in the log of the record by which it holds."""
+    interval_ms: int
+    last_ms: int
+    """The time of the log at its last valid record."""
+    confirmed: bool
+    """Whether a heartbeat has followed the claim."""
+
+    def is_of(self, sender: Sender) -> bool:
+        """Whether this run of this member holds it."""
+        return (
+            self.instance_id == sender.instance_id
+            and self.client_id == sender.client_id
+        )
+
+    def find_freshness(self, now_ms: int) -> Freshness:
+        """Judge it at a time of the log."""
+        age = now_ms - self.last_ms
+        if age < self.interval_ms:
+            return Freshness.FRESH
+        return Freshness.UNKNOWN if age <= 2 * self.interval_ms else Freshness.STALE
+
+
+class Entry(NamedTuple):
+    """What is known of a partition that a group shares."""
+
+    position: int | None = None
+    """The offset at which the next holder begins; None while nobody has told one."""
+    holding: Holding | None = None
+
+
+class Pause(NamedTuple):
+    """A pause of a group."""
+
+    until_ms: int
+    client_id: str
+    instance_id: str
+
+
+_NOTHING = Entry()
+_NOBODY = (None,) * 6
+
+
+class World:
+    """All that the records of one partition of the log have said so far."""
+
+    __slots__ = ("entries", "next_offset", "now_ms", "partitions", "pauses", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        """The partition of the log."""
+        self.next_offset = 0
+        """The offset of the record that comes next."""
+        self.now_ms = 0
+        """The time of the log."""
+        self.partitions: int | None = None
+        """How many partitions the log has, as its first message says."""
+        self.entries: dict[Shared, Entry] = {}
+        self.pauses: dict[str, Pause] = {}
+
+    def copy(self) -> Self:
+        """Copy it: what is applied to the copy leaves this one as it is."""
+        other = copy.copy(self)
+        other.entries = dict(self.entries)
+        other.pauses = dict(self.pauses)
+        return other
+
+    def find(self, shared: Shared) -> Entry:
+        """Return what is known of a partition."""
+        return self.entries.get(shared, _NOTHING)
+
+    def is_paused(self, group_id: str) -> bool:
+        """Whether a group is paused now."""
+        pause = self.pauses.get(group_id)
+        return pause is not None and self.now_ms < pause.until_ms
+
+    def has_paused(self, sender: Sender) -> bool:
+        """Whether this run of this member has paused its group, and it is paused."""
+        pause = self.pauses.get(sender.group_id)
+        return (
+            pause is not None
+            and self.now_ms < pause.until_ms
+            and sender[1:] == (pause.client_id, pause.instance_id)
+        )
+
+    def judge(self, sender: Sender, shared: Shared) -> Outcome:
+        """Say what a claim of the sender would do if it were the next record, now."""
+        if self.is_paused(shared.group_id) and not self.has_paused(sender):
+            return Outcome.PAUSED
+        holding = self.find(shared).holding
+        if holding is None:
+            return Outcome.VALID
+        freshness = holding.find_freshness(self.now_ms)
+        if freshness is Freshness.STALE:
+            return Outcome.VALID
+        is_restart = (
+            holding.client_id == sender.client_id
+            and holding.instance_id != sender.instance_id
+        )
+        if is_restart and freshness is not Freshness.FRESH:
+            return Outcome.VALID
+        return Outcome.HELD
+
+    def apply(self, offset: int, time_ms: int, value: bytes | None) -> Outcome:
+        """Apply the next record, given as Kafka has it."""
+        read = decode(value)
+        if isinstance(read, Unreadable):
+            self.pass_over(offset, time_ms)
+            return Outcome.UNREADABLE
+        return self.fold(offset, time_ms, *read)
+
+    def pass_over(self, offset: int, time_ms: int) -> None:
+        """Move the time alone."""
+        self.next_offset = offset + 1
+        self.now_ms = max(self.now_ms, time_ms)
+
+    def fold(
+        self, offset: int, time_ms: int, partitions: int, message: Message
+    ) -> Outcome:
+        """Apply the next record: its sender has seen so many partitions of the log."""
+        self.pass_over(offset, time_ms)
+        if self.partitions is None:
+            self.partitions = partitions
+        elif partitions != self.partitions:
+            return Outcome.OTHER_COUNT
+        if isinstance(message, ReleaseGroup):
+            sender = message.sender
+            self.pauses[sender.group_id] = Pause(
+                message.msg_expire_time, sender.client_id, sender.instance_id
+            )
+            return Outcome.VALID
+        if isinstance(message, (Probe, Snapshot)):
+            return Outcome.VALID
+        shared = message.shared
+        if find_place(shared.topic, shared.partition, partitions) != self.place:
+            return Outcome.OTHER_PLACE
+        if isinstance(message, ClaimingPartition):
+            return self._claim(offset, message)
+        entry = self.find(shared)
+        holding = entry.holding
+        if (
+            holding is None
+            or holding.claim != message.claim
+            or not holding.is_of(message.sender)
+        ):
+            return Outcome.NOT_HELD
+        if isinstance(message, Heartbeat):
+            position = _later(entry.position, message.position)
+        elif isinstance(message, ReleasingPartition):
+            position = _later(entry.position, message.position)
+            if message.position is not None and self.has_paused(message.sender):
+                position = message.position
+            self.entries[shared] = Entry(position)
+            return Outcome.VALID
+        else:
+            if (refusal := self._refuse(entry, holding, message)) is not None:
+                return refusal
+            position = message.end
+        kept = Holding(
+            holding.client_id,
+            holding.instance_id,
+            holding.claim,
+            holding.interval_ms,
+            self.now_ms,
+            True,
+        )
+        self.entries[shared] = Entry(position, kept)
+        return Outcome.VALID
+
+    def _claim(self, offset: int, message: ClaimingPartition) -> Outcome:
+        sender, shared, interval_ms = message
+        outcome = self.judge(sender, shared)
+        if outcome is Outcome.VALID:
+            holding = Holding(
+                sender.client_id,
+                sender.instance_id,
+                offset,
+                interval_ms,
+                self.now_ms,
+                confirmed=False,
+            )
+            self.entries[shared] = Entry(self.find(shared).position, holding)
+        return outcome
+
+    def _refuse(
+        self, entry: Entry, holding: Holding, message: ClaimingMessages
+    ) -> Outcome | None:
+        if not holding.confirmed:
+            return Outcome.UNCONFIRMED
+        if self.is_paused(message.shared.group_id):
+            return Outcome.PAUSED
+        if message.first != entry.position or message.end <= (message.first or 0):
+            return Outcome.NOT_NEXT
+        return None
+
+    # Snapshots
+
+    def spell(self) -> tuple[list[str], str, str]:
+        """Spell it as snapshots do: the line of each entry, all pauses, and the digest.
+
+        Worlds that are equal spell the same.
+        """
+        entries = [
+            _spell_line([*shared, entry.position, *(entry.holding or _NOBODY)])
+            for shared, entry in sorted(self.entries.items())
+        ]
+        pauses = "".join(
+            _spell_line([group, *pause])
+            for group, pause in sorted(self.pauses.items())
+            if self.now_ms < pause.until_ms
+        )
+        return entries, pauses, find_digest(entries, pauses)
+
+    def restore(self, entries: str, pauses: str) -> None:
+        """Take over what a snapshot says. Its caller has checked the digest.
+
+        Raises:
+            TypeError: it is no snapshot.
+            ValueError: likewise.
+        """
+        for line in entries.splitlines():
+            group, topic, partition, position, *held = json.loads(line)
+            holding = None if held[0] is None else Holding(*held)
+            self.entries[Shared(group, topic, partition)] = Entry(position, holding)
+        for line in pauses.splitlines():
+            group, *pause = json.loads(line)
+            self.pauses[group] = Pause(*pause)
+
+
+def find_digest(entries: Iterable[str], pauses: str) -> str:
+    """Find the digest of a snapshot's lines."""
+    digest = sha256()
+    for line in entries:
+        digest.update(line.encode())
+    digest.update(pauses.encode())
+    return digest.hexdigest()
+
+
+def _later(known: int | None, told: int | None) -> int | None:
+    if known is None or told is None:
+        return told if known is None else known
+    return max(known, told)
+
+
+def _spell_line(value: list[object]) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
