@@ -1,0 +1,1 @@
+"""The coordination protocol, shown without Kafka: its rules, its state, its members."""

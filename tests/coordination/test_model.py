@@ -1,0 +1,105 @@
+"""All interleavings of small systems, with the functions that run in production.
+
+Members share partitions that lie in one partition of the log. There, records about
+one partition move the time of the other, and one crash ends both; partitions with
+different places share nothing, so that such a system has no state that the systems
+of each place alone do not have.
+
+A killed process is one that stands still for good while its late records are
+appended, and its restart is another process of its client. Two processes of one
+client stand for both, and steps that are crashes are checked beside.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.coordination.rules import (
+    AnnouncedOnly,
+    AnyClaim,
+    FreshRestart,
+    LatestWins,
+    Rules,
+    StaleAtOne,
+)
+from tests.coordination.search import Found, search
+from tests.coordination.system import Members
+
+CRASHES = frozenset({"crash"})
+KEPT = {
+    "time passes", "claim", "keep", "release",
+    "ClaimingPartition valid", "ClaimingPartition refused",
+    "read ClaimingPartition back", "Heartbeat valid", "Heartbeat refused",
+    "read Heartbeat back", "ReleasingPartition valid", "ReleasingPartition refused",
+    "read ReleasingPartition back",
+}  # fmt: skip
+BATCHES = {
+    False: {"begin a batch", "finish a batch"},
+    True: {
+        "claim a batch", "ClaimingMessages valid", "ClaimingMessages refused",
+        "read ClaimingMessages back",
+    },
+}  # fmt: skip
+TAKEN = "a partition is taken from a holder that may live"
+LOST = "a batch begins though the partition is lost"
+WRONG = {
+    "the latest claim wins": (Rules(LatestWins), (1, 1), False, TAKEN),
+    "others take at one interval": (Rules(StaleAtOne), (1, 1), False, TAKEN),
+    "a restart takes while fresh": (Rules(FreshRestart), (2,), False, TAKEN),
+    "old claims count": (
+        Rules(AnyClaim), (2,), False, "a record counts without its claim",
+    ),
+    "no second read": (Rules(reads_claim_back=False), (1, 1), False, LOST),
+    "the first heartbeat is not read back": (
+        Rules(reads_first_heartbeat_back=False), (1, 1), False,
+        "a partition is held without a heartbeat",
+    ),
+    "nobody asks whether it is sure": (
+        Rules(asks_whether_sure=False), (1, 1), False, LOST,
+    ),
+    "the well-known steps": (
+        Rules(AnnouncedOnly, processes_before_reading_back=True), (1, 1), True,
+        "a record is processed twice",
+    ),
+}  # fmt: skip
+
+
+def check(members: Members, most: int) -> Found:
+    """Search a system in which all must hold, and in which each step is taken."""
+    found = search(members, crashes=CRASHES, most=most)
+    print(f"{members.processes} {members.partitions} partitions: {found}")
+    assert found.broken is None, str(found)
+    expected = KEPT | BATCHES[members.at_most_once]
+    assert expected | (CRASHES if members.crashes else set()) == set(found.steps)
+    return found
+
+
+@pytest.mark.guarantee("M8", "M9", "M16", "M18")
+def test_two_members_hold_and_process_as_stated():
+    found = check(Members((1, 1)), 100_000)
+    assert found.states > 5_000
+    assert found.stuck == 0
+
+
+@pytest.mark.guarantee("M14", "M23", "I32")
+def test_three_members_process_nothing_twice_at_most_once():
+    found = check(Members((1, 1, 1), at_most_once=True), 100_000)
+    assert found.states > 20_000
+    assert found.stuck == 0
+
+
+@pytest.mark.guarantee("M14", "M15")
+def test_a_crash_at_most_once_repeats_nothing_and_holds_up_nobody():
+    found = check(Members((1, 1), at_most_once=True, crashes=1), 100_000)
+    assert found.states > 20_000
+    assert found.stuck == 0
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.guarantee("I40")
+def test_a_wrong_rule_is_found(name):
+    rules, processes, at_most_once, broken = WRONG[name]
+    members = Members(processes, at_most_once=at_most_once, rules=rules)
+    found = search(members, crashes=CRASHES, most=100_000)
+    print(f"{name}: {found}")
+    assert found.broken == broken
