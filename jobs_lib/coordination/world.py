@@ -173,59 +173,59 @@ class World:
     def pass_over(self, offset: int, time_ms: int) -> None:
         """Move the time alone."""
         self.next_offset = offset + 1
-        self.now_ms = max(self.now_ms, time_ms)
+        if time_ms > self.now_ms:
+            self.now_ms = time_ms
 
     def fold(
         self, offset: int, time_ms: int, partitions: int, message: Message
     ) -> Outcome:
         """Apply the next record: its sender has seen so many partitions of the log."""
         self.pass_over(offset, time_ms)
-        if self.partitions is None:
+        if partitions != self.partitions:
+            if self.partitions is not None:
+                return Outcome.OTHER_COUNT
             self.partitions = partitions
-        elif partitions != self.partitions:
-            return Outcome.OTHER_COUNT
-        if isinstance(message, ReleaseGroup):
-            sender = message.sender
-            self.pauses[sender.group_id] = Pause(
-                message.msg_expire_time, sender.client_id, sender.instance_id
-            )
-            return Outcome.VALID
-        if isinstance(message, (Probe, Snapshot)):
-            return Outcome.VALID
+        if not isinstance(message, Heartbeat):  # Nearly all are.
+            if isinstance(message, (Probe, Snapshot)):
+                return Outcome.VALID
+            if isinstance(message, ReleaseGroup):
+                return self._pause(message)
         shared = message.shared
         if find_place(shared.topic, shared.partition, partitions) != self.place:
             return Outcome.OTHER_PLACE
         if isinstance(message, ClaimingPartition):
             return self._claim(offset, message)
-        entry = self.find(shared)
-        holding = entry.holding
+        position, holding = entry = self.entries.get(shared, _NOTHING)
         if (
             holding is None
             or holding.claim != message.claim
             or not holding.is_of(message.sender)
         ):
             return Outcome.NOT_HELD
-        if isinstance(message, Heartbeat):
-            position = _later(entry.position, message.position)
-        elif isinstance(message, ReleasingPartition):
-            position = _later(entry.position, message.position)
-            if message.position is not None and self.has_paused(message.sender):
-                position = message.position
-            self.entries[shared] = Entry(position)
-            return Outcome.VALID
-        else:
+        if isinstance(message, ClaimingMessages):
             if (refusal := self._refuse(entry, holding, message)) is not None:
                 return refusal
             position = message.end
-        kept = Holding(
-            holding.client_id,
-            holding.instance_id,
-            holding.claim,
-            holding.interval_ms,
-            self.now_ms,
-            True,
-        )
+        elif message.position is not None and (
+            position is None
+            or message.position > position
+            or (
+                isinstance(message, ReleasingPartition)
+                and self.has_paused(message.sender)
+            )
+        ):
+            position = message.position
+        if isinstance(message, ReleasingPartition):
+            self.entries[shared] = Entry(position)
+            return Outcome.VALID
+        client_id, instance_id, claim, interval_ms, _, _ = holding
+        kept = Holding(client_id, instance_id, claim, interval_ms, self.now_ms, True)
         self.entries[shared] = Entry(position, kept)
+        return Outcome.VALID
+
+    def _pause(self, message: ReleaseGroup) -> Outcome:
+        group_id, client_id, instance_id = message.sender
+        self.pauses[group_id] = Pause(message.msg_expire_time, client_id, instance_id)
         return Outcome.VALID
 
     def _claim(self, offset: int, message: ClaimingPartition) -> Outcome:
@@ -279,11 +279,11 @@ class World:
             TypeError: it is no snapshot.
             ValueError: likewise.
         """
-        for line in entries.splitlines():
+        for line in entries.split("\n")[:-1]:  # A text may hold other line ends.
             group, topic, partition, position, *held = json.loads(line)
             holding = None if held[0] is None else Holding(*held)
             self.entries[Shared(group, topic, partition)] = Entry(position, holding)
-        for line in pauses.splitlines():
+        for line in pauses.split("\n")[:-1]:
             group, *pause = json.loads(line)
             self.pauses[group] = Pause(*pause)
 
@@ -295,12 +295,6 @@ def find_digest(entries: Iterable[str], pauses: str) -> str:
         digest.update(line.encode())
     digest.update(pauses.encode())
     return digest.hexdigest()
-
-
-def _later(known: int | None, told: int | None) -> int | None:
-    if known is None or told is None:
-        return told if known is None else known
-    return max(known, told)
 
 
 def _spell_line(value: list[object]) -> str:
