@@ -95,6 +95,14 @@ def test_a_crash_at_most_once_repeats_nothing_and_holds_up_nobody():
     assert found.stuck == 0
 
 
+@pytest.mark.slow
+@pytest.mark.guarantee("M11", "M14")
+def test_a_restart_beside_another_member_repeats_nothing_at_most_once():
+    found = check(Members((2, 1), at_most_once=True), 200_000)
+    assert found.states > 60_000
+    assert found.stuck == 0
+
+
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.guarantee("I40")
 def test_a_wrong_rule_is_found(name):

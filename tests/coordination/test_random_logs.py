@@ -1,0 +1,195 @@
+"""What every reader of a log must agree about, on random logs."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+
+from jobs_lib.coordination.messages import (
+    ClaimingMessages,
+    Message,
+    ReleasingPartition,
+    Shared,
+    Unreadable,
+    decode,
+)
+from jobs_lib.coordination.world import Entry, Outcome, World, find_digest
+from tests.coordination.listener import Listener, parse
+from tests.coordination.logs import all_logs, broken, values
+
+RANDOM = settings(
+    max_examples=100, deadline=None, suppress_health_check=list(HealthCheck)
+)
+WRONG = settings(RANDOM, max_examples=2_000, database=None, phases=[Phase.generate])
+Records: TypeAlias = list[tuple[int, int, bytes]]
+"""The offset, append time and value of each."""
+
+
+def read(log: Records, world: World | None = None) -> World:
+    """Fold a log."""
+    world = world or World(0)
+    for record in log:
+        world.apply(*record)
+    return world
+
+
+def compare(world: World, listener: Listener) -> None:
+    """Compare what the library and the other reader know."""
+    assert world.now_ms == listener.time
+    assert world.partitions == listener.n
+    assert {
+        (*shared,): entry.position for shared, entry in world.entries.items()
+    } == listener.positions
+    assert {
+        (*shared,): (entry.holding[:2], *entry.holding[2:])
+        for shared, entry in world.entries.items()
+        if entry.holding is not None
+    } == {about: tuple(one.values()) for about, one in listener.holders.items()}
+    assert {
+        group: (pause[0], pause[1:]) for group, pause in world.pauses.items()
+    } == listener.pauses
+
+
+@pytest.mark.guarantee("M2", "M4", "I31")
+@RANDOM
+@given(all_logs)
+def test_a_reader_written_from_the_page_agrees_at_each_offset(log):
+    world, listener = World(0), Listener(0)
+    for record in log:
+        world.apply(*record)
+        listener.hear(*record)
+        compare(world, listener)
+
+
+@pytest.mark.guarantee("M2")
+@settings(RANDOM, max_examples=300)
+@given(values | broken() | st.binary(max_size=30))
+def test_both_readers_agree_about_what_is_a_message(value):
+    assert isinstance(decode(value), Unreadable) == (parse(value) is None)
+
+
+@pytest.mark.guarantee("M4", "I31")
+@RANDOM
+@given(all_logs, st.data())
+def test_a_world_from_a_snapshot_goes_on_as_one_that_read_all(log, data):
+    cut = data.draw(st.integers(0, len(log)))
+    before = read(log[:cut])
+    entries, pauses, digest = before.spell()
+    assert digest == find_digest(entries, pauses)
+    restored = World(0)
+    restored.restore("".join(entries), pauses)
+    restored.now_ms, restored.next_offset = before.now_ms, before.next_offset
+    restored.partitions = before.partitions
+    kept = before.copy()
+    for record in log[cut:]:
+        outcomes = {one.apply(*record) for one in (before, restored)}
+        assert len(outcomes) == 1
+        assert before.spell() == restored.spell()
+    assert kept.spell() == (entries, pauses, digest)
+    assert read(log).spell() == restored.spell()
+
+
+def check_positions(log: Records, world: World) -> None:
+    """Check that no position falls, no range overlaps, and time does not go back."""
+    ends: dict[Shared, int] = {}
+    for offset, time, value in log:
+        now, before = world.now_ms, dict(world.entries)
+        outcome = world.apply(offset, time, value)
+        assert world.now_ms >= now
+        if world.entries == before:
+            continue
+        decoded = decode(value)
+        assert not isinstance(decoded, Unreadable)
+        message = decoded[1]
+        assert outcome is Outcome.VALID
+        shared = message.shared  # type: ignore[union-attr]
+        old, new = before.get(shared, Entry()).position, world.find(shared).position
+        may_fall = isinstance(message, ReleasingPartition) and world.has_paused(
+            message.sender
+        )
+        if old is not None and not may_fall:
+            assert new is not None
+            assert new >= old
+        if may_fall:
+            ends.pop(shared, None)
+        if isinstance(message, ClaimingMessages):
+            assert (message.first or 0) >= ends.get(shared, 0)
+            ends[shared] = message.end
+
+
+@pytest.mark.guarantee("M20", "M23")
+@RANDOM
+@given(all_logs)
+def test_positions_rise_and_claimed_ranges_never_overlap(log):
+    check_positions(log, World(0))
+
+
+class FallingPosition(World):
+    """Who releases a partition may set its position without a pause."""
+
+    def fold(
+        self, offset: int, time_ms: int, partitions: int, message: Message
+    ) -> Outcome:
+        outcome = super().fold(offset, time_ms, partitions, message)
+        if isinstance(message, ReleasingPartition) and outcome is Outcome.VALID:
+            self.entries[message.shared] = Entry(message.position)
+        return outcome
+
+
+class AnyRange(World):
+    """A batch need not begin where the one before ended."""
+
+    def fold(
+        self, offset: int, time_ms: int, partitions: int, message: Message
+    ) -> Outcome:
+        if isinstance(message, ClaimingMessages):
+            known = self.find(message.shared).position
+            message = message._replace(first=known, end=message.end + (known or 0))
+        return super().fold(offset, time_ms, partitions, message)
+
+
+class ReadsLate(World):
+    """Records count by the reader's clock, and it reads all of them at once."""
+
+    def apply(self, offset: int, time_ms: int, value: bytes | None) -> Outcome:
+        return super().apply(offset, 10_000, value)
+
+
+class ForgetsTime(World):
+    """The time of the log may go back."""
+
+    def pass_over(self, offset: int, time_ms: int) -> None:
+        self.next_offset, self.now_ms = offset + 1, time_ms
+
+
+@pytest.mark.guarantee("I40")
+@pytest.mark.parametrize("wrong", [FallingPosition, AnyRange, ForgetsTime])
+def test_a_wrong_fold_is_found(wrong):
+    def breaks(log: Records) -> bool:
+        try:
+            check_positions(log, wrong(0))
+        except AssertionError:
+            return True
+        return False
+
+    find(all_logs, breaks, settings=WRONG)
+
+
+@pytest.mark.guarantee("I40", "I31")
+def test_readers_with_their_own_clocks_disagree():
+    def disagree(log: Records) -> bool:
+        found = [read(log), read(log, ReadsLate(0))]
+        claims = [
+            {
+                s: e.holding.claim
+                for s, e in one.entries.items()
+                if e.holding is not None
+            }
+            for one in found
+        ]
+        return claims[0] != claims[1]
+
+    find(all_logs, disagree, settings=WRONG)
