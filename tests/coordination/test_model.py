@@ -1,9 +1,9 @@
 """All interleavings of small systems, with the functions that run in production.
 
-Members share partitions that lie in one partition of the log. There, records about
-one partition move the time of the other, and one crash ends both; partitions with
-different places share nothing, so that such a system has no state that the systems
-of each place alone do not have.
+Where members share two partitions, both lie in one partition of the log: there,
+records about one move the time of the other. Partitions with different places share
+nothing. And records about one partition do no more than move the time of another, as
+`test_log.py` shows; time may pass at any step here, so one shows what several would.
 
 A killed process is one that stands still for good while its late records are
 appended, and its restart is another process of its client. Two processes of one
@@ -96,6 +96,25 @@ def test_a_crash_at_most_once_repeats_nothing_and_holds_up_nobody():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("M8", "M16", "M18", "I32")
+def test_three_members_hold_and_process_as_stated():
+    found = check(Members((1, 1, 1)), 300_000)
+    assert found.states > 100_000
+    assert found.stuck == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.guarantee("M14", "I31")
+def test_two_members_of_two_partitions_process_nothing_twice_at_most_once():
+    found = check(Members((1, 1), partitions=2, at_most_once=True), 500_000)
+    assert found.states > 300_000
+    assert found.stuck == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.guarantee("M11", "M14")
 def test_a_restart_beside_another_member_repeats_nothing_at_most_once():
     found = check(Members((2, 1), at_most_once=True), 200_000)

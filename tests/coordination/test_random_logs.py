@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from jobs_lib.coordination.messages import (
     ClaimingMessages,
     Message,
+    Probe,
     ReleasingPartition,
     Shared,
     Unreadable,
     decode,
+    encode,
 )
 from jobs_lib.coordination.world import Entry, Outcome, World, find_digest
 from tests.coordination.listener import Listener, parse
@@ -90,6 +92,25 @@ def test_a_world_from_a_snapshot_goes_on_as_one_that_read_all(log, data):
         assert before.spell() == restored.spell()
     assert kept.spell() == (entries, pauses, digest)
     assert read(log).spell() == restored.spell()
+
+
+@pytest.mark.guarantee("M4", "M12")
+@RANDOM
+@given(all_logs)
+def test_records_about_one_partition_move_only_the_time_of_another(log):
+    # So a system of several partitions has no behaviour that one partition among
+    # records that move the time does not have.
+    world = read(log)
+    for shared, entry in world.entries.items():
+        alone = []
+        for offset, time, value in log:
+            found = decode(value)
+            if not isinstance(found, Unreadable):
+                n, message = found
+                if getattr(message, "shared", shared) != shared:
+                    value = encode(Probe(message.sender), n)
+            alone.append((offset, time, value))
+        assert read(alone).find(shared) == entry
 
 
 def check_positions(log: Records, world: World) -> None:
