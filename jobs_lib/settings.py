@@ -15,8 +15,6 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
     Field,
     ValidationError,
@@ -563,6 +561,10 @@ def require_schema_registry(settings: Settings) -> str:
 
 def _is_readable(url: str) -> bool:
     """Whether libpq reads the URL, and takes no piece of a password for a name."""
+    # Processes that coordinate over Kafka alone load no database driver.
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         parts = {key: str(value) for key, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError:

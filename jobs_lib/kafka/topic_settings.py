@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -39,13 +39,7 @@ def read_own(
         AccessError: Kafka denies the right.
         TopicError: they cannot be read.
     """
-    admin = make_admin(settings)
-    asked = ConfigResource(ResourceType.TOPIC, topic)
-    future = admin.describe_configs([asked], request_timeout=_SECONDS)[asked]
-    try:
-        found = future.result()
-    except KafkaException as failure:
-        raise _explain(failure, settings, topic, "DESCRIBE_CONFIGS") from None
+    found = _describe(settings, topic)
     own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
     return {
         name: str(entry.value)
@@ -53,6 +47,35 @@ def read_own(
         else None
         for name in names
     }
+
+
+def read_effective(
+    settings: Settings, topic: str, names: Iterable[str]
+) -> dict[str, str]:
+    """Read some settings of a topic as they hold, whoever has set them.
+
+    Those that the broker does not know are empty.
+
+    Raises:
+        AccessError: Kafka denies the right.
+        TopicError: they cannot be read.
+    """
+    found = _describe(settings, topic)
+    return {
+        name: str(entry.value) if (entry := found.get(name)) is not None else ""
+        for name in names
+    }
+
+
+def _describe(settings: Settings, topic: str) -> dict[str, Any]:
+    admin = make_admin(settings)
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    future = admin.describe_configs([asked], request_timeout=_SECONDS)[asked]
+    try:
+        found: dict[str, Any] = future.result()
+    except KafkaException as failure:
+        raise _explain(failure, settings, topic, "DESCRIBE_CONFIGS") from None
+    return found
 
 
 def change(settings: Settings, topic: str, wanted: Mapping[str, str | None]) -> None:

@@ -68,6 +68,10 @@
     stream.opened      topic                         it may be published to again
     topic.replaced     group, origin, next_offset,   its topic was deleted and made
                        error                         anew; it stands still
+    log.cut            log, error                    a coordination log is another one
+                                                     than the one that was read: nothing
+                                                     is known until it is read anew
+    log.read           log, records, snapshots       it was read to its end: known now
     loop.failed        loop, error, sqlstate         and goes on
     tables.busy        version, tries                a migration has given way
     transaction.old    kind, who, application,       dead rows pile up behind it;
@@ -144,6 +148,8 @@ _LOGGED = {
     "reexport.paused": logging.WARNING,
     "reexport.resumed": logging.INFO,
     "version.missing": logging.WARNING,
+    "log.cut": logging.ERROR,
+    "log.read": logging.INFO,
     "loop.failed": logging.ERROR,
     "tables.busy": logging.WARNING,
     "transaction.old": logging.WARNING,

@@ -1,0 +1,535 @@
+"""The log: all its partitions read in order and folded, and records sent to it.
+
+See PROTOCOL.md, sections 1, 2, 5 and 8. One thread reads. Each partition of the log is
+a place with a world of its own. As long as the log :attr:`Log.is_known`, the worlds are
+those of its last records. When a reader meets a log that was cut, it forgets all worlds
+and reads anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, Self
+
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from jobs_lib import telemetry
+from jobs_lib.coordination.log_topic import (
+    check_log,
+    refuse_create_time,
+    refuse_growth,
+)
+from jobs_lib.coordination.messages import (
+    Probe,
+    Sender,
+    Snapshot,
+    Unreadable,
+    decode,
+    find_place,
+)
+from jobs_lib.coordination.place import Place
+from jobs_lib.coordination.snapshots import NOBODY, find_last, is_near, split
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.writer import Sent, Writer, read_clock
+from jobs_lib.errors import OffsetError, UnavailableError
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.places import find_places
+from jobs_lib.kafka.refusal import SILENT, explain, is_soon_over
+from jobs_lib.kafka.topic_ids import TopicIds
+from jobs_lib.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from uuid import UUID
+
+    from confluent_kafka import Message as KafkaMessage
+
+    from jobs_lib.coordination.messages import Message, Shared
+    from jobs_lib.coordination.world import Entry, World
+    from jobs_lib.errors import AccessError
+    from jobs_lib.settings import Settings
+
+_GROUP = "jobs-lib-coordination"
+"""Names the client; nobody joins a group of that name."""
+_POLL_SECONDS = 0.05
+_FETCH = 500
+_ANSWER_SECONDS = 10.0
+_PAUSE = 0.1
+_SEND_SECONDS = 10.0
+_CUT = {
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError._LOG_TRUNCATION,
+}
+_GONE = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+
+
+class LogListener(Protocol):
+    """Learns what the log says. The reading thread calls it, with the lock held."""
+
+    def applied(self, place: int, message: Message, outcome: Outcome) -> None:
+        """Note a record that was folded while the log is known."""
+
+    def lost(self, reason: str) -> None:
+        """Note that nothing is known any more."""
+
+    def known(self) -> None:
+        """Note that all that the log has is known, at first or again."""
+
+
+class _ReadAnew(Exception):
+    """The log must be read anew, and nobody has lost anything by that."""
+
+
+class _Cut(_ReadAnew):
+    """The log is another one than the one that was read."""
+
+
+class Log:
+    """Reads a log, folds it, and sends records to it.
+
+    Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        sender: Sender,
+        *,
+        interval: float = 10.0,
+        only_reads: bool = False,
+        ids_every: float = 10.0,
+    ) -> None:
+        """Prepare; no connection is made yet.
+
+        Args:
+            settings: where Kafka is.
+            topic: the log's name in Kafka.
+            sender: whose records are read back.
+            interval: of the sender, in seconds.
+            only_reads: whether it never writes. It then takes a log whose beginning is
+                gone as it is.
+            ids_every: seconds between two looks whether the topic was made anew.
+        """
+        self.topic = topic
+        self.sender = sender
+        self.interval = interval
+        self.partitions = 0
+        """How many the log has."""
+        self.is_known = False
+        """Whether the worlds are those of the log's last records."""
+        self.lost_places: set[int] = set()
+        """The places whose beginning nobody knew when this process read them."""
+        self.lock = threading.Condition()
+        """Held while the worlds change."""
+        self._settings = settings
+        self._only_reads = only_reads
+        self._places: list[Place] = []
+        self._listeners: list[LogListener] = []
+        self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._ids = TopicIds(settings, [topic], ids_every)
+        self._id: UUID | None = None
+        self._writer: Writer | None = None
+        self._opened: Consumer | None = None
+        self._loop = Loop(f"log {topic}", self._read)
+        self.pulse = self._loop.pulse
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.stop()
+
+    def listen(self, listener: LogListener) -> None:
+        """Add a listener; call this before :meth:`start`."""
+        self._listeners.append(listener)
+
+    def start(self, patience: float = 30.0) -> None:
+        """Read the log to its end, and go on to read it in a thread.
+
+        Args:
+            patience: seconds that may pass without any progress.
+
+        Raises:
+            AccessError: Kafka does not let this client in, or denies a right.
+            ConfigurationError: the topic cannot be the log.
+            UnavailableError: no broker answers, or the log cannot be read in time.
+        """
+        check_log(self._settings, self.topic, self.interval)
+        if not self._only_reads:
+            self._writer = Writer(
+                self._settings,
+                self.topic,
+                _SEND_SECONDS,
+                self._acknowledge,
+                self._give_up,
+            )
+            self._writer.start()
+        try:
+            self._read_first(patience)
+        except BaseException:
+            self._close()
+            if self._writer is not None:
+                self._writer.stop(0)
+            raise
+        self._loop.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End: what was sent is acknowledged first, if Kafka does so in time."""
+        if self._writer is not None:
+            self._writer.stop(timeout)
+        self._loop.stop()
+        self._close()
+
+    # What the worlds say
+
+    def find_place(self, shared: Shared) -> int:
+        """Find the place of a shared partition."""
+        return find_place(shared.topic, shared.partition, self.partitions)
+
+    def get_world(self, place: int) -> World:
+        """Return the world of a place. Hold the lock while you look at it."""
+        return self._places[place].world
+
+    def get_worlds(self) -> list[World]:
+        """Return the worlds of all places, likewise."""
+        return [place.world for place in self._places]
+
+    def find(self, shared: Shared) -> Entry:
+        """Return what is known of a shared partition."""
+        with self.lock:
+            return self.get_world(self.find_place(shared)).find(shared)
+
+    def read_to_end(self, timeout: float = 30.0) -> None:
+        """Wait until all was folded that the log has now.
+
+        Raises:
+            UnavailableError: no broker answers, or that takes longer.
+        """
+        ends = find_places(self._settings, self.topic, "end")
+
+        def is_read() -> bool:
+            return self.is_known and all(
+                self._places[number].world.next_offset >= end
+                for number, end in ends.items()
+                if number < self.partitions
+            )
+
+        with self.lock:
+            if not self.lock.wait_for(is_read, timeout):
+                raise UnavailableError(
+                    f"the coordination log {self.topic!r} was not read to its end "
+                    f"within {timeout:g} s. Is a broker down, or was the log cut?"
+                )
+
+    # Sending
+
+    def send(
+        self,
+        message: Message,
+        *,
+        place: int | None = None,
+        then: Callable[[Sent], None] | None = None,
+    ) -> Sent:
+        """Send a record, without waiting.
+
+        Args:
+            message: what it says.
+            place: where; that of its partition by default.
+            then: called once it was read back, or failed, with the lock held.
+        """
+        assert self._writer is not None, "this log is only read"
+        sent = Sent(message, then)
+        shared: Shared | None = getattr(message, "shared", None)
+        key = None if shared is None else f"{shared.topic}/{shared.partition}"
+        with self.lock:
+            if place is None:
+                assert shared is not None
+                place = self.find_place(shared)
+            self._places[place].unacknowledged.add(sent)
+        self._writer.send(sent, place, self.partitions, key)
+        return sent
+
+    def probe(self, places: Iterable[int], quiet: float = 0.0) -> None:
+        """Send a probe to those places that have had no record for some seconds."""
+        with self.lock:
+            for number in places:
+                place = self._places[number]
+                if place.note_probe(quiet):
+                    self.send(Probe(self.sender), place=number)
+
+    def _acknowledge(self, sent: Sent, number: int, offset: int) -> None:
+        with self.lock:
+            if not sent.is_done:
+                self._places[number].acknowledge(sent, offset)
+
+    def _give_up(self, sent: Sent, number: int, error: Exception) -> None:
+        with self.lock:
+            self._places[number].unacknowledged.discard(sent)
+            sent.end(None, error)
+
+    def _write_snapshot(self, place: Place) -> None:
+        """Write a snapshot in a thread of its own: a large world takes a while."""
+        if self._writer is None:
+            return
+        world, writer, partitions = place.world.copy(), self._writer, self.partitions
+
+        def write() -> None:
+            for part in split(world, self.sender):
+                writer.send(Sent(part), world.place, partitions, None)
+
+        threading.Thread(target=write, name="jobs_lib snapshot", daemon=True).start()
+
+    # Reading
+
+    def _read_first(self, patience: float) -> None:
+        """Read in the caller's thread, so that it gets the error."""
+        moved_at, before = read_clock(), -1
+        while not self.is_known:
+            try:
+                if self._opened is None:
+                    self._opened = self._open()
+                self._step(self._opened)
+            except _ReadAnew as why:
+                self._forget(why)
+            count = sum(place.world.next_offset for place in self._places)
+            if count != before:
+                moved_at, before = read_clock(), count
+            elif read_clock() > moved_at + patience:
+                raise UnavailableError(
+                    f"the coordination log {self.topic!r} is not read to its end, and "
+                    f"for {patience:g} s nothing has followed. Has each of its "
+                    "partitions a leader?"
+                )
+
+    def _read(self) -> Iterator[None]:
+        try:
+            while not self._loop.stopping.is_set():
+                try:
+                    if self._opened is None:
+                        self._opened = self._open()
+                    self._step(self._opened)
+                except _ReadAnew as why:
+                    self._forget(why)
+                    self._loop.stopping.wait(_PAUSE)
+                yield
+        except Exception as error:
+            self._forget(error)
+            raise
+
+    def _open(self) -> Consumer:
+        """Begin to read anew."""
+        self._refusals.clear()
+        partitions = check_log(self._settings, self.topic, self.interval)
+        # The id first: if the topic is made anew meanwhile, its id differs.
+        self._id = self._ids.read([self.topic]).get(self.topic)
+        consumer = make_consumer(
+            self._settings,
+            _GROUP,
+            self._refusals.append,
+            joins=False,
+            sees_uncommitted=True,
+        )
+        try:
+            places = [
+                self._begin(number, *self._ask_range(consumer, number))
+                for number in range(partitions)
+            ]
+            self._use_snapshots(places)
+            consumer.assign(
+                [
+                    TopicPartition(self.topic, one.number, one.world.next_offset)
+                    for one in places
+                ]
+            )
+        except BaseException:
+            consumer.close()
+            raise
+        with self.lock:
+            self.partitions, self._places = partitions, places
+        return consumer
+
+    def _ask_range(self, consumer: Consumer, number: int) -> tuple[int, int]:
+        try:
+            found: tuple[int, int] = consumer.get_watermark_offsets(
+                TopicPartition(self.topic, number), timeout=_ANSWER_SECONDS
+            )
+        except KafkaException as failure:
+            raise explain(failure.args[0], self._settings, self.topic, "READ") from None
+        return found
+
+    def _begin(self, number: int, low: int, end: int) -> Place:
+        place = Place(number, low, end)
+        # If nothing is gone, nothing is missing without a snapshot.
+        place.is_partial = low > 0
+        return place
+
+    def _use_snapshots(self, places: list[Place]) -> None:
+        """Begin behind the last snapshots; one near the start saves little."""
+        ranges = {
+            one.number: (one.world.next_offset, one.target)
+            for one in places
+            if one.is_partial or not is_near(one.world.next_offset, one.target)
+        }
+        try:
+            found = find_last(self._settings, self.topic, _GROUP, ranges)
+        except OffsetError as error:
+            raise _Cut(str(error)) from None
+        for number, snapshot in found.items():
+            if snapshot.partitions != len(places):
+                raise refuse_growth(self.topic, snapshot.partitions, len(places))
+            places[number].restore(snapshot)
+
+    def _step(self, consumer: Consumer) -> None:
+        first = consumer.poll(_POLL_SECONDS)
+        messages = [] if first is None else [first, *consumer.consume(_FETCH, 0)]
+        if self._refusals:
+            raise self._refusals.pop()
+        with self.lock:
+            for message in messages:
+                self._take(message)
+            if not self.is_known:
+                self._settle()
+            self.lock.notify_all()
+        seen = self._ids.poll().get(self.topic)
+        if seen is not None and self._id is not None and seen != self._id:
+            raise _Cut(f"the topic was made anew: its id is {seen}, no more {self._id}")
+
+    def _take(self, message: KafkaMessage) -> None:
+        number, offset = message.partition() or 0, message.offset() or 0
+        if (error := message.error()) is not None:
+            self._judge(error, number)
+            return
+        place = self._places[number]
+        kind, time_ms = message.timestamp()
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            raise refuse_create_time(self.topic, number, offset)
+        if offset != place.world.next_offset:
+            self._meet_gap(place, offset)
+        value = message.value()
+        read = decode(value.encode() if isinstance(value, str) else value)
+        if isinstance(read, Unreadable):
+            place.pass_over(offset, time_ms)
+            return
+        partitions, said = read
+        outcome = place.fold(offset, time_ms, partitions, said, self.sender)
+        is_own = said.sender[1:] == self.sender[1:]
+        if is_own and outcome is Outcome.OTHER_COUNT:
+            raise refuse_growth(
+                self.topic, place.world.partitions or 0, self.partitions
+            )
+        if isinstance(said, Snapshot):
+            self._note_snapshot(place, partitions, said)
+        due = place.pacer.is_due(offset, place.world.now_ms)
+        if not self.is_known:
+            return
+        wanted = isinstance(said, Probe) and said.wants_snapshot
+        if (due and is_own and said.sender.group_id != NOBODY) or wanted:
+            self._write_snapshot(place)
+        for listener in self._listeners:
+            listener.applied(number, said, outcome)
+
+    def _judge(self, error: KafkaError, number: int) -> None:
+        if error.code() in _CUT:
+            wanted = self._places[number].world.next_offset
+            raise _Cut(f"{self.topic}/{number} has no record at offset {wanted}")
+        if error.code() in _GONE:
+            raise _Cut(f"Kafka does not show {self.topic}/{number}")
+        if error.code() not in SILENT and not is_soon_over(error):
+            raise explain(error, self._settings, self.topic, "READ")
+
+    def _meet_gap(self, place: Place, offset: int) -> None:
+        told = (
+            f"{self.topic}/{place.number} goes on with offset {offset}, and "
+            f"{place.world.next_offset} comes next"
+        )
+        if self.is_known or offset < place.world.next_offset:
+            raise _Cut(told)
+        # It is read anew already: all before the gap says nothing about what follows.
+        telemetry.emit("log.cut", log=self.topic, error=told)
+        place.begin_at(offset)
+
+    def _note_snapshot(self, place: Place, partitions: int, said: Snapshot) -> None:
+        place.pacer.written(place.world.now_ms)
+        if not place.is_partial:
+            return
+        found = place.collector.add(partitions, said)
+        if found is not None and partitions == self.partitions:
+            raise _ReadAnew(f"{self.topic}/{place.number} has a snapshot now")
+
+    def _settle(self) -> None:
+        """Say that the log is known, once it is."""
+        if any(place.world.next_offset < place.target for place in self._places):
+            return
+        for place in self._places:
+            before = place.world.partitions
+            if before is not None and before != self.partitions:
+                raise refuse_growth(self.topic, before, self.partitions)
+        partial = [place for place in self._places if place.is_partial]
+        self.lost_places.update(place.number for place in partial)
+        if partial and not self._only_reads:
+            for place in partial:
+                self._ask_for_snapshot(place)
+            return
+        self.is_known = True
+        telemetry.emit(
+            "log.read",
+            log=self.topic,
+            records=sum(place.folded for place in self._places),
+            snapshots=sum(place.is_restored for place in self._places),
+        )
+        for listener in self._listeners:
+            listener.known()
+
+    def _ask_for_snapshot(self, place: Place) -> None:
+        """Ask those who know more. If nobody answers, nobody is left who does."""
+        asked = place.asked
+        if asked is None or asked.error is not None:
+            place.asked_ms = None
+            probe = Probe(self.sender, wants_snapshot=True)
+            place.asked = self.send(probe, place=place.number, then=place.note_asked)
+        elif place.asked_ms is not None and not place.has_guessed:
+            waited = place.world.now_ms - place.asked_ms
+            if waited > 2 * self.interval * 1000:
+                place.has_guessed = True
+                self._write_snapshot(place)
+            else:
+                self.probe([place.number], self.interval / 3)
+
+    def _forget(self, why: Exception) -> None:
+        """Forget all worlds, and tell so."""
+        self._close()
+        with self.lock:
+            was_known, self.is_known = self.is_known, False
+            for place in self._places:
+                place.fail(
+                    UnavailableError(
+                        f"the coordination log {self.topic!r} must be read anew: {why}"
+                    )
+                )
+            if was_known:
+                for listener in self._listeners:
+                    listener.lost(str(why))
+        if isinstance(why, _Cut):
+            telemetry.emit("log.cut", log=self.topic, error=str(why))
+
+    def _close(self) -> None:
+        consumer, self._opened = self._opened, None
+        if consumer is not None:
+            consumer.close()

@@ -1,0 +1,120 @@
+"""One partition of the log, as a reader has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.coordination.snapshots import Collector, Pacer
+from jobs_lib.coordination.world import World
+from jobs_lib.coordination.writer import read_clock
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.messages import Message, Sender
+    from jobs_lib.coordination.snapshots import Found
+    from jobs_lib.coordination.world import Outcome
+    from jobs_lib.coordination.writer import Sent
+
+
+class Place:
+    """A world, and the own records that are to be read back there."""
+
+    def __init__(self, number: int, start: int, target: int) -> None:
+        self.number = number
+        self.world = World(number)
+        self.world.next_offset = start
+        self.target = target
+        """The end that it had when the reader began."""
+        self.is_partial = False
+        """Whether the log said something before it that nobody knows."""
+        self.is_restored = False
+        """Whether it began with a snapshot."""
+        self.folded = 0
+        self.collector = Collector()
+        self.pacer = Pacer()
+        self.asked: Sent | None = None
+        """The probe that wants a snapshot."""
+        self.asked_ms: int | None = None
+        """The time of the log at it."""
+        self.has_guessed = False
+        """Whether a snapshot was written without knowing the beginning."""
+        self.unacknowledged: set[Sent] = set()
+        self._waiting: dict[int, Sent] = {}
+        """The acknowledged ones that are not folded yet, by offset."""
+        self._own: dict[int, Outcome] = {}
+        """What own records did that are not acknowledged yet, by offset."""
+        self._moved_at = 0.0
+        """When the last record was folded, or a probe was sent."""
+
+    def restore(self, snapshot: Found) -> None:
+        """Begin behind a snapshot. One that cannot be read changes nothing."""
+        try:
+            self.world = snapshot.restore(self.number)
+        except (TypeError, ValueError, IndexError):
+            return
+        self.pacer.written(self.world.now_ms)
+        self.is_partial, self.is_restored = False, True
+
+    def begin_at(self, offset: int) -> None:
+        """Begin with a later record: those before it say nothing any more."""
+        self.world = World(self.number)
+        self.world.next_offset = offset
+        self.collector = Collector()
+        self.is_partial = True
+
+    def fold(
+        self, offset: int, time_ms: int, partitions: int, said: Message, own: Sender
+    ) -> Outcome:
+        """Apply a record, and read it back if it is an own one."""
+        outcome = self.world.fold(offset, time_ms, partitions, said)
+        self._note_move()
+        if said.sender[1:] == own[1:]:
+            sent = self._waiting.pop(offset, None)
+            if sent is not None:
+                sent.end(outcome)
+            elif self.unacknowledged:
+                self._own[offset] = outcome
+        return outcome
+
+    def pass_over(self, offset: int, time_ms: int) -> None:
+        """Pass over a record that nobody can read."""
+        self.world.pass_over(offset, time_ms)
+        self._note_move()
+
+    def acknowledge(self, sent: Sent, offset: int) -> None:
+        """Note the offset of an own record, which may be folded already."""
+        self.unacknowledged.discard(sent)
+        sent.offset = offset
+        outcome = self._own.pop(offset, None)
+        if not self.unacknowledged:
+            # Those whose acknowledgements were lost: nobody asks for them.
+            self._own.clear()
+        if outcome is not None:
+            sent.end(outcome)
+        else:
+            self._waiting[offset] = sent
+
+    def fail(self, error: Exception) -> None:
+        """Fail all own records that were not read back."""
+        pending = [*self.unacknowledged, *self._waiting.values()]
+        self.unacknowledged.clear()
+        self._waiting.clear()
+        self._own.clear()
+        for sent in pending:
+            sent.end(None, error)
+
+    def note_asked(self, sent: Sent) -> None:
+        """Note the time of the log at the probe that wants a snapshot."""
+        if sent.error is None:
+            self.asked_ms = self.world.now_ms
+
+    def note_probe(self, quiet: float) -> bool:
+        """Whether nothing has moved for some seconds; a probe is sent then."""
+        now = read_clock()
+        if now - self._moved_at < quiet:
+            return False
+        self._moved_at = now
+        return True
+
+    def _note_move(self) -> None:
+        self.folded += 1
+        self._moved_at = read_clock()

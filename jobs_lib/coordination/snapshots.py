@@ -1,0 +1,183 @@
+"""Write the state of the world to the log, and find it: PROTOCOL.md, section 8."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs_lib.coordination.messages import Sender, Snapshot, decode
+from jobs_lib.coordination.world import World, find_digest
+from jobs_lib.kafka.reader import PartsReader, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from jobs_lib.settings import Settings
+
+NOBODY = "-.-"
+"""The group of snapshots: they are about all groups."""
+EVERY = 5_000
+"""Offsets from one snapshot to the next."""
+EVERY_MS = 600_000
+"""Milliseconds of the log's time, likewise."""
+LARGEST = 400_000
+"""Characters of a part's entries: a record stays below half of what Kafka takes."""
+_WINDOW = EVERY + 1_000
+"""Offsets from the end in which the last snapshot mostly stands."""
+
+
+class Found(NamedTuple):
+    """A complete snapshot whose digest is right."""
+
+    as_of: int
+    time_ms: int
+    partitions: int
+    entries: str
+    pauses: str
+
+    def restore(self, place: int) -> World:
+        """Make the world that it states."""
+        world = World(place)
+        world.restore(self.entries, self.pauses)
+        world.partitions = self.partitions
+        world.next_offset = self.as_of + 1
+        world.now_ms = self.time_ms
+        return world
+
+
+class Collector:
+    """Puts the parts of one place's snapshots together."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[Sender, int, str], dict[int, Snapshot]] = {}
+
+    def add(self, partitions: int, message: Snapshot) -> Found | None:
+        """Add a part; return the snapshot that is complete with it, if it is right."""
+        key = (message.sender, message.as_of, message.digest)
+        parts = self._parts.setdefault(key, {})
+        parts[message.part] = message
+        if len(parts) < message.parts:
+            return None
+        del self._parts[key]
+        chosen = [parts.get(number) for number in range(message.parts)]
+        entries = "".join(one.entries for one in chosen if one is not None)
+        lines = entries.splitlines(keepends=True)
+        if find_digest(lines, message.pauses) != message.digest:
+            return None
+        # What is older than a complete one helps nobody.
+        self._parts.clear()
+        return Found(
+            message.as_of, message.time_ms, partitions, entries, message.pauses
+        )
+
+
+class Pacer:
+    """Says whose record in one place is followed by a snapshot."""
+
+    def __init__(self) -> None:
+        self._since_ms: int | None = None
+
+    def is_due(self, offset: int, now_ms: int) -> bool:
+        """Whether the sender of this record writes one. Ask about each record."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        late = now_ms - self._since_ms >= EVERY_MS
+        if late:
+            self._since_ms = now_ms
+        return late or (offset > 0 and offset % EVERY == 0)
+
+    def written(self, now_ms: int) -> None:
+        """Note that one was read."""
+        self._since_ms = now_ms
+
+
+def split(world: World, sender: Sender, largest: int = LARGEST) -> Iterator[Snapshot]:
+    """Make the parts of the snapshot of a world.
+
+    Args:
+        world: as it is behind its last record.
+        sender: its client and instance are taken.
+        largest: characters of the entries of a part.
+    """
+    lines, pauses, digest = world.spell()
+    sizes = [0]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if sizes[-1] + len(line) > largest and parts[-1]:
+            parts.append([])
+            sizes.append(0)
+        parts[-1].append(line)
+        sizes[-1] += len(line)
+    texts = ["".join(one) for one in parts]
+    author = Sender(NOBODY, sender.client_id, sender.instance_id)
+    for number, text in enumerate(texts):
+        yield Snapshot(
+            author,
+            world.next_offset - 1,
+            world.now_ms,
+            number,
+            len(texts),
+            digest,
+            text,
+            pauses,
+        )
+
+
+def is_near(start: int, end: int) -> bool:
+    """Whether a part of the log is so short that a snapshot saves little."""
+    return end - start <= _WINDOW
+
+
+def find_last(
+    settings: Settings,
+    topic: str,
+    group: str,
+    ranges: Mapping[int, tuple[int, int]],
+) -> dict[int, Found]:
+    """Find the last complete snapshot of each partition of the log, if there is one.
+
+    It reads from the ends backwards: mostly only a small part.
+
+    Args:
+        settings: where Kafka is.
+        topic: the log's name in Kafka.
+        group: names the client.
+        ranges: the first offset of each partition, and the one behind the last.
+    """
+    found: dict[int, Found] = {}
+    size = _WINDOW
+    open_ = {one for one, (low, end) in ranges.items() if low < end}
+    while open_:
+        spans = {
+            (topic, one): Span(
+                max(ranges[one][0], ranges[one][1] - size), ranges[one][1]
+            )
+            for one in open_
+        }
+        found |= _find(settings, group, spans)
+        open_ = {
+            one
+            for one in open_ - found.keys()
+            if ranges[one][1] - size > ranges[one][0]
+        }
+        size *= 8
+    return found
+
+
+def _find(
+    settings: Settings, group: str, spans: dict[tuple[str, int], Span]
+) -> dict[int, Found]:
+    collectors = {place: Collector() for _, place in spans}
+    found: dict[int, Found] = {}
+    with PartsReader(settings, spans, group) as reader:
+        for (_, place), messages in reader:
+            for message in messages:
+                value = message.value()
+                # Most records are none: do not read them all.
+                if not isinstance(value, bytes) or b'"Snapshot"' not in value:
+                    continue
+                read = decode(value)
+                if isinstance(read, tuple) and isinstance(read[1], Snapshot):
+                    one = collectors[place].add(read[0], read[1])
+                    if one is not None and one.as_of < (message.offset() or 0):
+                        found[place] = one
+    return found

@@ -1,0 +1,323 @@
+"""The log: read in order, written to, refused where it loses records, and cut."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from jobs_lib import telemetry
+from jobs_lib.coordination import snapshots
+from jobs_lib.coordination.log import Log
+from jobs_lib.coordination.log_topic import WANTED
+from jobs_lib.coordination.messages import (
+    ClaimingPartition,
+    Heartbeat,
+    Probe,
+    ReleasingPartition,
+    Sender,
+    Shared,
+    encode,
+)
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.settings import Settings
+from tests.support.topics import create_topic, delete_topics, grow_topic
+
+ORDERS = Shared("shop.mailer", "orders", 0)
+WAIT = 30.0
+
+
+@pytest.fixture
+def heard():
+    """The events of the log, with their fields."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    remove = telemetry.listen(
+        lambda event, fields: found.append((event, fields)),
+        only={"log.cut", "log.read"},
+    )
+    yield found
+    remove()
+
+
+class Listener:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def applied(self, place, message, outcome) -> None:
+        self.told.append((place, message, outcome))
+
+    def lost(self, reason) -> None:
+        self.told.append("lost")
+
+    def known(self) -> None:
+        self.told.append("known")
+
+
+def write(bootstrap_servers: str, log: str, place: int, *values: bytes) -> None:
+    """Write records as somebody else would."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for value in values:
+        producer.produce(log, value, partition=place)
+    producer.flush(WAIT)
+
+
+def cut(admin, log: str, place: int, before: int) -> None:
+    """Delete the records of a place before an offset."""
+    at = TopicPartition(log, place, before)
+    admin.delete_records([at], request_timeout=WAIT)[at].result()
+
+
+def set_config(admin, log: str, name: str, value: str) -> None:
+    """Set a setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    asked = ConfigResource(ResourceType.TOPIC, log, incremental_configs=[entry])
+    admin.incremental_alter_configs([asked])[asked].result()
+
+
+def test_a_record_is_read_back_with_its_offset_and_what_it_did(log_topic, open_log):
+    name = log_topic()
+    log, other = open_log(name, "a"), open_log(name, "b")
+    claim = log.send(ClaimingPartition(log.sender, ORDERS, 500))
+    assert claim.wait(WAIT) is Outcome.VALID
+    late = other.send(ClaimingPartition(other.sender, ORDERS, 500))
+    assert late.wait(WAIT) is Outcome.HELD
+    assert (claim.offset, late.offset) == (0, 1)
+    beat = log.send(Heartbeat(log.sender, ORDERS, 0, 7))
+    assert beat.wait(WAIT) is Outcome.VALID
+    other.read_to_end()
+    assert other.find(ORDERS) == log.find(ORDERS)
+    assert log.find(ORDERS).position == 7
+
+
+def test_a_log_that_is_read_later_says_the_same(log_topic, open_log, bootstrap_servers):
+    name = log_topic(4)
+    first = open_log(name, "a")
+    for number in range(20):
+        shared = Shared("shop.mailer", "orders", number)
+        first.send(ClaimingPartition(first.sender, shared, 500)).wait(WAIT)
+    write(bootstrap_servers, name, 0, b"no message", b"", json.dumps({"v": 9}).encode())
+    first.read_to_end()
+    second = open_log(name, "b", only_reads=True)
+    assert [one.spell() for one in second.get_worlds()] == [
+        one.spell() for one in first.get_worlds()
+    ]
+    assert sum(len(one.entries) for one in second.get_worlds()) == 20
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"message.timestamp.type": "CreateTime"}, "timestamp.type=CreateTime"),
+        ({"cleanup.policy": "compact"}, "cleanup.policy=compact"),
+        ({"cleanup.policy": "compact,delete"}, "compact"),
+        ({"retention.ms": "3599999"}, "retention.ms=3599999, and it needs -1, or 36"),
+        ({"retention.bytes": "1000"}, "retention.bytes=1000"),
+        ({"unclean.leader.election.enable": "true"}, "enable=true"),
+    ],
+    ids=["create-time", "compacted", "both", "short", "bytes", "unclean"],
+)
+def test_a_topic_that_loses_records_is_refused_with_the_way_out(
+    topic, open_log, config, told
+):
+    name = topic(prefix="log", config=WANTED | config)
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        open_log(name)
+    (key,) = config
+    assert f"--add-config {key}={WANTED[key]}" in str(refused.value)
+    assert repr(name) in str(refused.value)
+
+
+def test_the_shortest_retention_follows_from_the_interval(log_topic, open_log):
+    name = log_topic(retention_ms="3600000")
+    open_log(name, interval=36.0)
+    with pytest.raises(ConfigurationError, match="or 3700000 at least"):
+        open_log(name, interval=37.0)
+
+
+def test_a_log_that_does_not_exist_is_refused_with_a_command_that_works(
+    open_log, kafka_admin
+):
+    with pytest.raises(ConfigurationError, match="'no-log' does not exist") as refused:
+        open_log("no-log")
+    command = str(refused.value).rpartition("kafka-topics.sh")[2].split()
+    given = dict(one.split("=") for one in command if "=" in one)
+    create_topic(kafka_admin, "no-log", 2, given)
+    try:
+        open_log("no-log").stop()
+    finally:
+        delete_topics(kafka_admin, ["no-log"])
+
+
+def test_a_log_that_has_grown_is_refused(log_topic, open_log, kafka_admin):
+    name = log_topic(2)
+    log = open_log(name)
+    log.send(ClaimingPartition(log.sender, ORDERS, 500)).wait(WAIT)
+    log.stop()
+    grow_topic(kafka_admin, name, 3)
+    with pytest.raises(ConfigurationError, match=r"3 partitions, .* a log of 2"):
+        open_log(name)
+
+
+def test_a_record_without_an_append_time_is_refused(
+    log_topic, open_log, kafka_admin, bootstrap_servers
+):
+    name = log_topic(1)
+    set_config(kafka_admin, name, "message.timestamp.type", "CreateTime")
+    write(bootstrap_servers, name, 0, b"{}")
+    set_config(kafka_admin, name, "message.timestamp.type", "LogAppendTime")
+    with pytest.raises(ConfigurationError, match=r"offset 0 of .* has no append time"):
+        open_log(name)
+
+
+def test_producers_that_lose_records_are_refused(log_topic, bootstrap_servers):
+    settings = Settings(kafka_bootstrap_servers=bootstrap_servers, kafka={"acks": "1"})
+    log = Log(settings, log_topic(), Sender("a.b", "c", "d"))
+    with pytest.raises(ConfigurationError, match="acks=1 is refused"):
+        log.start()
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("how", ["cut", "anew"])
+def test_a_log_that_changes_under_its_reader_is_read_anew(
+    log_topic, open_log, kafka_admin, bootstrap_servers, heard, wait_for, settings, how
+):
+    name = log_topic(1)
+    listener = Listener()
+    log = Log(settings, name, Sender("a.b", "c", "d"), interval=0.5, ids_every=0.1)
+    log.listen(listener)
+    with log:
+        claim = ClaimingPartition(log.sender, Shared("a.b", "orders", 0), 500)
+        assert log.send(claim).wait(WAIT) is Outcome.VALID
+        before = log.send(Probe(log.sender), place=0)
+        before.wait(WAIT)
+        if how == "anew":
+            delete_topics(kafka_admin, [name])
+            create_topic(kafka_admin, name, 1, WANTED)
+        else:
+            # Its consumer is at the end, and what it has is gone: only a gap shows.
+            cut(kafka_admin, name, 0, 2)
+            assert log._opened is not None
+            log._opened.seek(TopicPartition(name, 0, 1))
+        wait_for(
+            lambda: "lost" in listener.told and listener.told[-1] == "known",
+            timeout=60,
+            what=lambda: f"the log is read anew: {listener.told}",
+        )
+        assert "log.cut" in [event for event, _ in heard]
+        if how == "anew":
+            assert log.find(Shared("a.b", "orders", 0)).holding is None
+        assert log.send(Probe(log.sender), place=0).wait(WAIT) is Outcome.VALID
+
+
+def test_a_member_that_starts_behind_a_cut_gets_a_snapshot_of_one_that_knows(
+    log_topic, open_log, kafka_admin
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    first.send(Heartbeat(first.sender, ORDERS, 0, 42)).wait(WAIT)
+    cut(kafka_admin, name, 0, 2)
+    second = open_log(name, "b")
+    assert second.find(ORDERS).position == 42
+    assert second.find(ORDERS).holding.client_id == "a"
+    assert second._places[0].is_restored
+
+
+def test_a_log_whose_beginning_nobody_knows_is_read_as_it_is_after_two_intervals(
+    log_topic, open_log, kafka_admin
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    other = Shared("shop.mailer", "orders", 1)
+    first.send(ClaimingPartition(first.sender, other, 500)).wait(WAIT)
+    first.send(ReleasingPartition(first.sender, other, 0, 3)).wait(WAIT)
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    first.stop()
+    cut(kafka_admin, name, 0, 2)
+    began = time.monotonic()
+    second = open_log(name, "b")
+    assert time.monotonic() - began > 1.0
+    assert second.lost_places == {0}
+    assert second.find(ORDERS).holding.client_id == "a"
+    assert second.find(other).position is None
+    third = open_log(name, "c")
+    assert third.find(ORDERS).holding == second.find(ORDERS).holding
+
+
+def test_a_start_reads_from_the_last_snapshot_on(log_topic, open_log, monkeypatch):
+    monkeypatch.setattr(snapshots, "EVERY", 50)
+    monkeypatch.setattr(snapshots, "_WINDOW", 60)
+    monkeypatch.setattr(snapshots, "LARGEST", 500)
+    name = log_topic(1)
+    first = open_log(name, "a")
+    for number in range(20):
+        shared = Shared("shop.mailer", "orders", number)
+        first.send(ClaimingPartition(first.sender, shared, 500)).wait(WAIT)
+    for _ in range(120):
+        first.send(Probe(first.sender), place=0).wait(WAIT)
+    first.read_to_end()
+    second = open_log(name, "b", only_reads=True)
+    second.read_to_end()
+    first.read_to_end()
+    place = second._places[0]
+    assert place.is_restored
+    assert place.folded < 100
+    assert second.get_worlds()[0].spell() == first.get_worlds()[0].spell()
+    assert second.get_worlds()[0].now_ms == first.get_worlds()[0].now_ms
+
+
+def test_a_snapshot_whose_digest_is_wrong_is_passed_over(
+    log_topic, open_log, bootstrap_servers, kafka_admin
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    (part,) = snapshots.split(first.get_worlds()[0].copy(), first.sender)
+    first.stop()
+    wrong = part._replace(entries=part.entries.replace("orders", "others"))
+    cut(kafka_admin, name, 0, 1)
+    write(bootstrap_servers, name, 0, encode(wrong, 1))
+    second = open_log(name, "b")
+    assert second.find(ORDERS).holding is None
+    assert second.lost_places == {0}
+
+
+def test_a_probe_is_sent_only_to_places_that_are_quiet(log_topic, open_log):
+    log = open_log(log_topic(2))
+    log.send(Probe(log.sender), place=0).wait(WAIT)
+    log.probe([0, 1], quiet=60.0)
+    log.probe([0, 1], quiet=60.0)
+    log.send(Probe(log.sender), place=1).wait(WAIT)
+    log.read_to_end()
+    assert [one.next_offset for one in log.get_worlds()] == [1, 2]
+
+
+def test_coordination_loads_no_database_driver():
+    code = (
+        "import sys\n"
+        "from jobs_lib.settings import Settings\n"
+        "from jobs_lib.coordination import log, log_topic, snapshots\n"
+        "from jobs_lib.coordination.messages import Sender\n"
+        "settings = Settings(kafka_bootstrap_servers='x:1')\n"
+        "log.Log(settings, 'log', Sender('a.b', 'c', 'd'))\n"
+        "print([one for one in sys.modules if one.split('.')[0] in "
+        "{'psycopg', 'psycopg_pool', 'sqlalchemy', 'alembic'}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "[]\n", done.stderr
