@@ -1,0 +1,34 @@
+"""Members that share partitions over a topic of Kafka, and need no database.
+
+Each name is imported at its first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.consumer import Consumer
+    from jobs_lib.coordination.log import Log
+    from jobs_lib.coordination.member import HoldListener, Member
+    from jobs_lib.coordination.messages import Shared
+    from jobs_lib.coordination.record import Record
+
+__all__ = ["Consumer", "HoldListener", "Log", "Member", "Record", "Shared"]
+
+_MODULES = {
+    "Consumer": "consumer",
+    "HoldListener": "member",
+    "Log": "log",
+    "Member": "member",
+    "Record": "record",
+    "Shared": "messages",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -80,7 +80,7 @@ class LogListener(Protocol):
     """Learns what the log says. The reading thread calls it, with the lock held."""
 
     def applied(self, place: int, message: Message, outcome: Outcome) -> None:
-        """Note a record that was folded while the log is known."""
+        """Note a record that was folded; the log may not be known yet."""
 
     def lost(self, reason: str) -> None:
         """Note that nothing is known any more."""
@@ -437,10 +437,9 @@ class Log:
         if isinstance(said, Snapshot):
             self._note_snapshot(place, partitions, said)
         due = place.pacer.is_due(offset, place.world.now_ms)
-        if not self.is_known:
-            return
         wanted = isinstance(said, Probe) and said.wants_snapshot
-        if (due and is_own and said.sender.group_id != NOBODY) or wanted:
+        due = due and is_own and said.sender.group_id != NOBODY
+        if self.is_known and (due or wanted):
             self._write_snapshot(place)
         for listener in self._listeners:
             listener.applied(number, said, outcome)

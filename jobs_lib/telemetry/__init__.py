@@ -68,6 +68,11 @@
     stream.opened      topic                         it may be published to again
     topic.replaced     group, origin, next_offset,   its topic was deleted and made
                        error                         anew; it stands still
+    consumer.started   group, delivery, batch,       a coordinated one: what it costs in
+                       per_record, per_second        messages of the coordination log,
+                                                     for a record, and for a partition
+    partition.lost     group, origin                 another member of a coordinated
+                                                     group may have it now
     log.cut            log, error                    a coordination log is another one
                                                      than the one that was read: nothing
                                                      is known until it is read anew
@@ -148,6 +153,8 @@ _LOGGED = {
     "reexport.paused": logging.WARNING,
     "reexport.resumed": logging.INFO,
     "version.missing": logging.WARNING,
+    "consumer.started": logging.INFO,
+    "partition.lost": logging.WARNING,
     "log.cut": logging.ERROR,
     "log.read": logging.INFO,
     "loop.failed": logging.ERROR,

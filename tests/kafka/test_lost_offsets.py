@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from jobs_lib import ConfigurationError
-from jobs_lib.kafka import member as member_module
+from jobs_lib.kafka import poller
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, make_app, running
@@ -441,7 +441,7 @@ def test_the_range_of_a_partition_is_asked_for_again_until_it_is_known(
     monkeypatch, code, seconds, told
 ):
     clock = Mock(monotonic=Mock(return_value=100.0))
-    monkeypatch.setattr(member_module, "time", clock)
+    monkeypatch.setattr(poller, "time", clock)
     member = GroupMember(make_app("").settings, "g", ["t"])
     listener = Mock()
     member.listen(listener)

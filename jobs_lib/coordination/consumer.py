@@ -1,0 +1,377 @@
+"""A consumer that shares partitions over a coordination log, without a database.
+
+See PROTOCOL.md, section 6. One thread fetches records, one calls the handler, and the
+member's own threads keep what is held.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import threading
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, Self, get_args
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import Retry
+from jobs_lib.coordination.intake import Intake, Part, report_lost
+from jobs_lib.coordination.member import BEATS, Member
+from jobs_lib.coordination.record import Record, make_record
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.errors import ConfigurationError, JobsError
+from jobs_lib.kafka.places import find_places
+from jobs_lib.loop import Loop
+from jobs_lib.masking import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from jobs_lib.coordination.messages import Shared
+    from jobs_lib.settings import Settings
+
+Delivery = Literal["at_least_once", "at_most_once"]
+Start = Literal["earliest", "latest"]
+LARGEST_BATCH = 10_000
+_RETRY = Retry(first=0.2, cap=30.0)
+_WAIT_SECONDS = 0.1
+_UNSURE_SECONDS = 0.02
+_ANSWER_SECONDS = 10.0
+"""After these, and two intervals, nobody knows about a claim that was not read back."""
+
+
+class Consumer:
+    """Handles the records of topics, whose partitions its group shares.
+
+    Use it as a context manager, or call :meth:`run`, or :meth:`start` and :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        log: str,
+        group: str,
+        client_id: str,
+        topics: Collection[str],
+        handle: Callable[[list[Record]], object],
+        delivery: Delivery = "at_least_once",
+        batch: int = 100,
+        interval: float = 10.0,
+        start: Start = "earliest",
+        retry: Retry = _RETRY,
+    ) -> None:
+        """Check what is given; no connection is made yet.
+
+        Args:
+            settings: where Kafka is.
+            log: the name of the coordination log in Kafka.
+            group: the group's name, with a namespace: ``shop.mailer``.
+            client_id: the process's name, the same after a restart.
+            topics: those to read. All consumers of a group name the same ones.
+            handle: called with a list of records of one partition, in their order.
+            delivery: ``at_least_once`` repeats a batch whose handler fails, and what a
+                killed process has not told yet; ``at_most_once`` loses the batch.
+            batch: the most records of a call.
+            interval: seconds; after two of them without a sign of life, others take
+                over what a process has held.
+            start: where a partition begins that the group has never read.
+            retry: how long a partition waits after its handler has failed.
+
+        Raises:
+            ConfigurationError: a value cannot be used.
+        """
+        _check(handle, delivery, batch, start)
+        self.group = group
+        self.delivery: Delivery = delivery
+        self.batch = batch
+        self.member = Member(
+            settings,
+            log=log,
+            group=group,
+            client_id=client_id,
+            topics=topics,
+            listener=self,
+            interval=interval,
+        )
+        self._settings = settings
+        self._handle = handle
+        self._start = start
+        self._retry = retry
+        self._intake = Intake(settings, group)
+        self._turn = 0
+        self._ended = threading.Event()
+        self._working = Loop(f"handle {group}", self._work)
+        self.pulses = [
+            *self.member.pulses,
+            self._intake.reader.pulse,
+            self._working.pulse,
+        ]
+        """Of all its threads, for a check of their liveness."""
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.stop()
+
+    def run(self) -> None:
+        """Work until SIGTERM, SIGINT or :meth:`stop`.
+
+        Raises:
+            FencedError: another process has this client's name.
+            JobsError: as :meth:`jobs_lib.coordination.member.Member.start`.
+        """
+        in_main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGTERM, signal.SIGINT) if in_main else ()
+        before = [signal.signal(one, lambda *_: self._ended.set()) for one in signals]
+        try:
+            self.start()
+            self._ended.wait()
+        finally:
+            self.stop()
+            for one, handler in zip(signals, before, strict=True):
+                signal.signal(one, handler)
+        if self.member.error is not None:
+            raise self.member.error
+
+    def start(self) -> None:
+        """Join the group, and begin.
+
+        Raises:
+            FencedError: another process has this client's name.
+            JobsError: as :meth:`jobs_lib.coordination.member.Member.start`.
+        """
+        self.member.start()
+        self._intake.reader.start()
+        self._working.start()
+        at_most = self.delivery == "at_most_once"
+        telemetry.emit(
+            "consumer.started",
+            group=self.group,
+            delivery=self.delivery,
+            batch=self.batch,
+            per_record=1 / self.batch if at_most else 0.0,
+            per_second=BEATS / self.member.interval,
+        )
+
+    def stop(self) -> None:
+        """Finish the running batch, release all, and end.
+
+        What the handler does not finish within ``shutdown_timeout`` is not released.
+        Others then claim it after two intervals.
+        """
+        self._ended.set()
+        self.member.stop(self._settings.shutdown_timeout)
+        self._working.stop(self._settings.shutdown_timeout)
+        self._intake.reader.stop()
+
+    # What the member calls
+
+    def taken(self, shared: Shared, position: int | None) -> None:
+        """See :class:`jobs_lib.coordination.member.HoldListener`."""
+        self._intake.add(Part(shared, position))
+
+    def leave(self, shared: Shared) -> None:
+        """See :class:`jobs_lib.coordination.member.HoldListener`."""
+        with self._intake.changed:
+            part = self._intake.parts.get(shared)
+            if part is not None:
+                part.is_leaving = True
+                if part.is_busy:
+                    return  # The thread that handles it lets it go.
+        self._let_go(shared, part)
+
+    def lost(self, shared: Shared) -> None:
+        """See :class:`jobs_lib.coordination.member.HoldListener`."""
+        with self._intake.changed:
+            part = self._intake.parts.get(shared)
+        if part is not None:
+            part.is_lost = True
+            self._intake.remove(part)
+
+    def ended(self, error: Exception) -> None:
+        """See :class:`jobs_lib.coordination.member.HoldListener`."""
+        self._ended.set()
+
+    def _let_go(self, shared: Shared, part: Part | None) -> None:
+        if part is not None:
+            self._intake.remove(part)
+        self.member.release(shared)
+
+    # The thread that handles
+
+    def _work(self) -> Iterator[None]:
+        while not self._working.stopping.is_set():
+            part = self._choose()
+            if part is not None:
+                try:
+                    if part.is_begun:
+                        self._process(part)
+                    else:
+                        self._begin(part)
+                finally:
+                    self._give_back(part)
+            yield
+
+    def _choose(self) -> Part | None:
+        """Choose a partition with something to do, each in its turn."""
+        changed = self._intake.changed
+        with changed:
+            now = time.monotonic()
+            ready = [
+                part
+                for part in self._intake.parts.values()
+                if part.waiting or not part.is_begun
+                if not part.is_standing and not part.is_leaving and part.retry_at <= now
+            ]
+            if not ready:
+                changed.wait(_WAIT_SECONDS)
+                return None
+            part = min(ready, key=lambda one: one.served)
+            self._turn += 1
+            part.served, part.is_busy = self._turn, True
+            return part
+
+    def _give_back(self, part: Part) -> None:
+        with self._intake.changed:
+            part.is_busy = False
+            is_leaving = part.is_leaving and not part.is_lost
+        if is_leaving:
+            self._let_go(part.shared, part)
+
+    def _begin(self, part: Part) -> None:
+        """Read a partition, from its position or where a new one begins."""
+        if part.position is None and self._may_repeat(part):
+            part.is_standing = True
+            told = (
+                "the coordination log was cut, and nobody knows its position: at most "
+                "once, it waits until the group's position is set"
+            )
+            report_lost(self.group, part, told, None, None)
+            return
+        if part.position is None and self._start == "latest":
+            part.retry_at = time.monotonic() + 1
+            ends = find_places(self._settings, part.shared.topic, "end")
+            part.position = ends[part.shared.partition]
+            # The next holder begins there, too, and not at a later end.
+            self.member.set_position(part.shared, part.position)
+        with self._intake.changed:
+            part.begin(self._intake.reader)
+
+    def _may_repeat(self, part: Part) -> bool:
+        place = self.member.log.find_place(part.shared)
+        return self.delivery == "at_most_once" and place in self.member.log.lost_places
+
+    def _process(self, part: Part) -> None:
+        with self._intake.changed:
+            records = [make_record(one) for one in islice(part.waiting, self.batch)]
+        if not records:
+            return
+        if self.delivery == "at_least_once":
+            self._process_first(part, records)
+        else:
+            self._claim_first(part, records)
+
+    def _process_first(self, part: Part, records: list[Record]) -> None:
+        """At least once: process a batch, and say so afterwards."""
+        if not self.member.is_sure(part.shared):
+            # Somebody else may hold it. The next heartbeat that is read back tells.
+            part.retry_at = time.monotonic() + _UNSURE_SECONDS
+            return
+        if (error := self._call(records)) is None:
+            part.failures = 0
+            self._pass(part, records[-1].offset + 1)
+            if not part.is_lost:
+                self.member.set_position(part.shared, records[-1].offset + 1)
+            return
+        part.failures += 1
+        part.retry_at = time.monotonic() + self._retry.delay(part.failures)
+        telemetry.emit(
+            "record.failed",
+            group=self.group,
+            origin=part.origin,
+            offset=records[0].offset,
+            error=describe(error),
+        )
+
+    def _claim_first(self, part: Part, records: list[Record]) -> None:
+        """At most once: claim a batch, and process it if the claim was read back."""
+        end = records[-1].offset + 1
+        outcome = self._claim(part, end)
+        if outcome is not Outcome.VALID:
+            part.retry_at = time.monotonic() + _UNSURE_SECONDS
+            self._look_again(part)
+            return
+        self._pass(part, end)
+        if (error := self._call(records)) is not None:
+            self._skip(part, records[0].offset, len(records), error)
+
+    def _claim(self, part: Part, end: int) -> Outcome | None:
+        """Claim a batch; None if nobody knows how that went."""
+        sent = self.member.claim_messages(part.shared, part.position, end)
+        if sent is None:
+            return Outcome.NOT_HELD
+        try:
+            return sent.wait(_ANSWER_SECONDS + 2 * self.member.interval)
+        except JobsError as error:
+            loop = self._working.name
+            telemetry.emit("loop.failed", loop=loop, error=error)
+            return None
+
+    def _look_again(self, part: Part) -> None:
+        """Go on at the position that the log tells: a claim may have come late."""
+        position = self.member.log.find(part.shared).position
+        if position is not None and position != part.position:
+            before = part.position
+            self._pass(part, position)
+            if before is not None and position > before:
+                told = JobsError("the claim of it was in the log, and not read back")
+                self._skip(part, before, position - before, told)
+
+    def _skip(self, part: Part, offset: int, count: int, error: BaseException) -> None:
+        telemetry.emit(
+            "record.skipped",
+            group=self.group,
+            origin=part.origin,
+            offset=offset,
+            error=describe(error),
+            count=count,
+        )
+
+    def _call(self, records: list[Record]) -> BaseException | None:
+        """Call the handler; return its error."""
+        with self._working.pulse.elsewhere():
+            try:
+                self._handle(records)
+            # Nobody would notice a thread that had ended.
+            except BaseException as error:
+                return error
+        return None
+
+    def _pass(self, part: Part, position: int) -> None:
+        with self._intake.changed:
+            part.pop(position, self._intake.reader, self._intake.share)
+
+
+def _check(handle: object, delivery: str, batch: object, start: str) -> None:
+    if not callable(handle) or inspect.iscoroutinefunction(handle):
+        raise ConfigurationError(
+            f"handle={handle!r} must be a function, which is called with a list of "
+            "records, and no coroutine function"
+        )
+    if delivery not in get_args(Delivery):
+        raise ConfigurationError(
+            f"delivery={delivery!r} must be one of {', '.join(get_args(Delivery))}"
+        )
+    if type(batch) is not int or not 1 <= batch <= LARGEST_BATCH:
+        raise ConfigurationError(
+            f"batch={batch!r} must be a number of records from 1 to {LARGEST_BATCH}"
+        )
+    if start not in get_args(Start):
+        raise ConfigurationError(
+            f"start={start!r} must be one of {', '.join(get_args(Start))}"
+        )

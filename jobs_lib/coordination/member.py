@@ -1,0 +1,583 @@
+"""A member of a group: claims a fair share of partitions, keeps it, and releases it.
+
+See PROTOCOL.md, section 5. One thread ticks: it sends heartbeats, claims and releases,
+and never waits. What was read back is answered by the thread that reads the log. The
+member's listener is called by a third one, so that nothing holds up a heartbeat.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import uuid
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol, Self
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import is_number
+from jobs_lib.coordination import claims
+from jobs_lib.coordination.claims import Hold, Phase
+from jobs_lib.coordination.log import Log
+from jobs_lib.coordination.messages import (
+    LONGEST_INTERVAL_MS,
+    NAME_LIMIT,
+    SHORTEST_INTERVAL_MS,
+    ClaimingPartition,
+    Heartbeat,
+    Probe,
+    ReleasingPartition,
+    Sender,
+    Shared,
+    Snapshot,
+)
+from jobs_lib.coordination.shares import Attendance, find_share, order_parts
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.writer import Sent, read_clock
+from jobs_lib.errors import ConfigurationError, FencedError, UnavailableError
+from jobs_lib.kafka.client import list_partitions
+from jobs_lib.kafka.refusal import missing_topics
+from jobs_lib.loop import Loop
+from jobs_lib.partitioner import choose_partition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from jobs_lib.coordination.messages import Message
+    from jobs_lib.coordination.shares import Part
+    from jobs_lib.settings import Settings
+
+BEATS = 3
+"""Heartbeats in an interval."""
+_TICKS = 6
+"""Ticks in an interval."""
+_GROUP_NAME = re.compile(r"[^.\s]+(\.[^.\s]+)+")
+_START_SECONDS = 30.0
+_TOPICS_EVERY = 10.0
+
+
+class HoldListener(Protocol):
+    """Learns what a member holds. A thread calls it that does nothing else."""
+
+    def taken(self, shared: Shared, position: int | None) -> None:
+        """Begin: the partition is held, and its records from a position on are next."""
+
+    def leave(self, shared: Shared) -> None:
+        """End soon, and call :meth:`Member.release`."""
+
+    def lost(self, shared: Shared) -> None:
+        """Stop: the partition is not held any more."""
+
+    def ended(self, error: Exception) -> None:
+        """Note that the member has ended for good, and holds nothing."""
+
+
+@dataclass
+class _Kept:
+    """What a member has to do with a partition."""
+
+    hold: Hold
+    position: int | None = None
+    """All before it is processed."""
+    sent_at: float = 0.0
+    """When the last record about it was sent."""
+    sure_at: float = -math.inf
+    """When the last one was sent that was read back as valid."""
+    is_leaving: bool = False
+    is_releasing: bool = False
+
+
+class Member:
+    """Claims partitions of topics for a group, and keeps them.
+
+    Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        log: str,
+        group: str,
+        client_id: str,
+        topics: Collection[str],
+        listener: HoldListener,
+        interval: float = 10.0,
+        topics_every: float = _TOPICS_EVERY,
+    ) -> None:
+        """Check what is given; no connection is made yet.
+
+        Args:
+            settings: where Kafka is.
+            log: the name of the coordination log in Kafka.
+            group: the group's name, with a namespace: ``shop.mailer``.
+            client_id: the member's name, the same after a restart.
+            topics: those that are shared. All members of a group name the same ones.
+            listener: learns what is held.
+            interval: seconds; a record about each held partition comes at least as
+                often, and a member that is silent for two of them has lost all.
+            topics_every: seconds between two looks whether topics have more partitions.
+
+        Raises:
+            ConfigurationError: a value cannot be used.
+        """
+        check_names(log, group, client_id, topics)
+        check_interval(interval)
+        self.interval = interval
+        self.topics = sorted(set(topics))
+        self.sender = Sender(group, client_id, uuid.uuid4().hex)
+        self.log = Log(settings, log, self.sender, interval=interval)
+        self.error: Exception | None = None
+        """Why it has ended for good."""
+        self._settings = settings
+        self._listener = listener
+        self._interval_ms = round(interval * 1000)
+        self._kept: dict[Shared, _Kept] = {}
+        self._before: dict[Shared, int] = {}
+        """The claims that were held before the log was lost."""
+        self._parts: list[Part] = []
+        self._attendance = Attendance(group, self._interval_ms)
+        self._elders: set[str] = set()
+        """Other instances of this client, which were seen before this one."""
+        self._resuming: set[Shared] = set()
+        """What another instance of this client holds, or held last."""
+        self._is_seen = False
+        """Whether the first record of this instance was read back."""
+        self._is_stopping = False
+        self._probed_at = -math.inf
+        self._news = threading.Event()
+        self._notices: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._ticking = Loop(f"member {group}", self._tick_on)
+        self._looking = Loop(f"topics {group}", self._look_on)
+        self._telling = threading.Thread(
+            target=self._tell_on, name=f"jobs_lib notices {group}", daemon=True
+        )
+        self._topics_every = topics_every
+        self.pulses = [self._ticking.pulse, self.log.pulse]
+        self.log.listen(self)
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self.stop()
+
+    def start(self) -> None:
+        """Read the log, and begin to claim.
+
+        If another instance of the client holds partitions, it waits until these are not
+        fresh: for one interval at most. It takes them over then.
+
+        Raises:
+            AccessError: Kafka does not let this client in, or denies a right.
+            ConfigurationError: the topic cannot be the log.
+            FencedError: another process has this client's name.
+            TopicError: a topic does not exist.
+            UnavailableError: no broker answers, or nothing is read back in time.
+        """
+        self._look()
+        self.log.start()
+        self._telling.start()
+        self._ticking.start()
+        self._looking.start()
+        with self.log.lock:
+            self.log.lock.wait_for(
+                lambda: self.error or (self._is_seen and not self._resuming),
+                _START_SECONDS + 2 * self.interval,
+            )
+            error = self.error
+            if error is None and not self._is_seen:
+                error = UnavailableError(
+                    f"the member {self.sender.client_id!r} cannot write to the "
+                    f"coordination log {self.log.topic!r}: nothing was read back "
+                    f"within {_START_SECONDS:g} s"
+                )
+        if error is not None:
+            self.stop(0)
+            raise error
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Release all, and end.
+
+        Args:
+            timeout: seconds to wait for the listener. What is not released then becomes
+                stale, and others claim it after two intervals.
+        """
+        with self.log.lock:
+            self._is_stopping = True
+            self._news.set()
+            self.log.lock.wait_for(lambda: self.error or not self._kept, timeout)
+        self._ticking.stop()
+        self._looking.stop()
+        with self.log.lock:
+            self._drop_all()
+        if self._telling.ident is not None:
+            self._notices.put(None)
+            self._telling.join(timeout)
+        self.log.stop()
+
+    # What is held
+
+    def list_held(self) -> dict[Shared, int | None]:
+        """List what is held now, with the positions."""
+        with self.log.lock:
+            return {
+                shared: one.position
+                for shared, one in self._kept.items()
+                if one.hold.phase is Phase.HELD
+            }
+
+    def is_held(self, shared: Shared) -> bool:
+        """Whether a partition is held, as far as this member knows."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            return kept is not None and kept.hold.phase is Phase.HELD
+
+    def is_sure(self, shared: Shared) -> bool:
+        """Whether nobody else can hold a partition yet."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            return (
+                kept is not None
+                and kept.hold.phase is Phase.HELD
+                and claims.is_sure(kept.sure_at, read_clock(), self.interval)
+            )
+
+    def set_position(self, shared: Shared, position: int) -> None:
+        """Say that all before a position is processed; the next heartbeat tells it."""
+        with self.log.lock:
+            if (kept := self._kept.get(shared)) is not None:
+                kept.position = max(position, kept.position or 0)
+
+    def release(self, shared: Shared) -> None:
+        """Release a partition, with the position that was set last."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            if kept is None or kept.is_releasing:
+                return
+            message = claims.release(kept.hold, self.sender, shared, kept.position)
+            if message is not None:
+                kept.is_releasing = True
+                self.log.send(message, then=self._read_back)
+
+    def claim_messages(
+        self, shared: Shared, first: int | None, end: int
+    ) -> Sent | None:
+        """Claim a batch, to process it at most once; None if it is not held."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            if kept is None or kept.is_releasing:
+                return None
+            message = claims.claim_messages(kept.hold, self.sender, shared, first, end)
+            if message is None:
+                return None
+            kept.sent_at = read_clock()
+            return self.log.send(message, then=self._read_back)
+
+    # The thread that ticks
+
+    def _tick_on(self) -> Iterator[None]:
+        while not self._ticking.stopping.is_set():
+            with self.log.lock:
+                if self.log.is_known and self.error is None:
+                    self._tick()
+            yield
+            self._news.wait(self.interval / _TICKS)
+            self._news.clear()
+
+    def _tick(self) -> None:
+        now = read_clock()
+        self._beat(now)
+        self._announce(now)
+        self._resume()
+        if self._is_stopping:
+            self._leave(list(self._kept))
+        else:
+            self._leave(
+                [one for one in self._kept if self._is_paused(self.log.find_place(one))]
+            )
+            self._balance()
+
+    def _beat(self, now: float) -> None:
+        """Keep what is held."""
+        for shared, kept in self._kept.items():
+            # By a half tick earlier: the next one would come too late.
+            due = kept.sent_at + self.interval * (1 / BEATS - 0.5 / _TICKS)
+            if not kept.is_releasing and now >= due:
+                self._send_heartbeat(shared, kept)
+
+    def _send_heartbeat(self, shared: Shared, kept: _Kept) -> None:
+        message = claims.keep(kept.hold, self.sender, shared, kept.position)
+        if message is not None:
+            kept.sent_at = read_clock()
+            self.log.send(message, then=self._read_back)
+
+    def _announce(self, now: float) -> None:
+        """Be seen, also without a partition."""
+        if self._kept or now < self._probed_at + self.interval / BEATS:
+            return
+        self._probed_at = now
+        home = choose_partition(self.sender.client_id, self.log.partitions)
+        then = None if self._is_seen else self._note_seen
+        self.log.send(Probe(self.sender), place=home, then=then)
+
+    def _note_seen(self, sent: Sent) -> None:
+        if sent.error is not None or self._is_seen:
+            return
+        self._is_seen = True
+        self._elders = self._attendance.list_instances(self.sender.client_id)
+        self._elders.discard(self.sender.instance_id)
+        self._resuming = self._find_former()
+        self._news.set()
+
+    def _find_former(self) -> set[Shared]:
+        """Find what other instances of this client hold, or held last."""
+        return {
+            shared
+            for world in self.log.get_worlds()
+            for shared, (_, holding) in world.entries.items()
+            if shared.group_id == self.sender.group_id
+            and holding is not None
+            and holding.client_id == self.sender.client_id
+            and holding.instance_id != self.sender.instance_id
+        }
+
+    def _resume(self) -> None:
+        """Take over what a former instance held, once that is not fresh."""
+        former = self._find_former() if self._resuming else set()
+        for shared in list(self._resuming):
+            if shared not in former:
+                self._resuming.discard(shared)
+            elif (shared.topic, shared.partition) not in self._parts:
+                self._resuming.discard(shared)  # It is not shared any more.
+            elif shared not in self._kept:
+                self._try_to_claim(shared)
+        if not self._resuming:
+            self.log.lock.notify_all()
+
+    def _balance(self) -> None:
+        """Claim what is missing in the own share, and leave what is above it."""
+        if not self._is_seen:
+            return
+        members = self._attendance.list_members()
+        share = find_share(self.sender.client_id, members, len(self._parts))
+        ordered = [
+            Shared(self.sender.group_id, *part)
+            for part in order_parts(self.sender.client_id, members, self._parts)
+        ]
+        staying = [one for one, kept in self._kept.items() if not kept.is_leaving]
+        missing = share - len(staying) - len(self._resuming - self._kept.keys())
+        for shared in ordered:
+            if missing <= 0:
+                break
+            if shared not in self._kept and self._try_to_claim(shared):
+                missing -= 1
+        if len(staying) > share:
+            rank = {shared: number for number, shared in enumerate(ordered)}
+            staying.sort(key=lambda one: rank.get(one, len(rank)))
+            self._leave(staying[share:])
+
+    def _try_to_claim(self, shared: Shared) -> bool:
+        """Claim a partition, if that would be valid now; else let time pass there."""
+        place = self.log.find_place(shared)
+        world = self.log.get_world(place)
+        if world.judge(self.sender, shared) is not Outcome.VALID:
+            self.log.probe([place], self.interval / BEATS)
+            return False
+        hold, message = claims.begin_claim(self.sender, shared, self._interval_ms)
+        self._kept[shared] = _Kept(hold)
+        self.log.send(message, then=self._read_back)
+        return True
+
+    def _leave(self, leaving: Iterable[Shared]) -> None:
+        for shared in leaving:
+            kept = self._kept[shared]
+            if kept.hold.phase is Phase.HELD and not kept.is_leaving:
+                kept.is_leaving = True
+                self._tell(self._listener.leave, shared)
+
+    def _is_paused(self, place: int) -> bool:
+        return self.log.get_world(place).is_paused(self.sender.group_id)
+
+    # What the log says: called by the thread that reads it
+
+    def _read_back(self, sent: Sent) -> None:
+        message = sent.message
+        assert not isinstance(message, (Probe, Snapshot))
+        shared: Shared = message.shared  # type: ignore[union-attr]
+        kept = self._kept.get(shared)
+        if kept is None:
+            return
+        if sent.outcome is None or sent.offset is None:
+            # Nobody knows. A claim that is in the log all the same becomes stale.
+            if isinstance(message, (ClaimingPartition, ReleasingPartition)):
+                self._drop(shared)
+            return
+        before = kept.hold
+        kept.hold = claims.read_back(before, message, sent.offset, sent.outcome)  # type: ignore[arg-type]
+        if kept.hold.phase is Phase.FREE:
+            self._drop(shared, is_lost=not isinstance(message, ReleasingPartition))
+        elif kept.hold.phase is Phase.CONFIRMING:
+            if before.phase is Phase.CLAIMING:
+                self._send_heartbeat(shared, kept)
+        elif sent.outcome is Outcome.VALID and sent.message.claim == kept.hold.claim:  # type: ignore[union-attr]
+            kept.sure_at = max(kept.sure_at, sent.sent_at)
+            if not isinstance(message, Heartbeat):
+                kept.position = message.end  # type: ignore[union-attr]
+            if before.phase is not Phase.HELD:
+                kept.position = self.log.find(shared).position
+                self._tell(self._listener.taken, shared, kept.position)
+
+    def applied(self, place: int, message: Message, outcome: Outcome) -> None:
+        """See :class:`jobs_lib.coordination.log.LogListener`."""
+        self._attendance.note(message, outcome, self.log.get_world(place).now_ms)
+        sender = message.sender
+        if (
+            not self.log.is_known
+            or sender == self.sender
+            or sender[0] != self.sender[0]
+        ):
+            return
+        if isinstance(message, ClaimingPartition) and outcome is Outcome.VALID:
+            if message.shared in self._kept:
+                if sender.client_id == self.sender.client_id:
+                    self._end("has taken its partitions over, as after a restart")
+                else:
+                    self._drop(message.shared, is_lost=True)
+        elif (
+            sender.client_id == self.sender.client_id
+            and sender.instance_id in self._elders
+            and outcome is Outcome.VALID
+            and not isinstance(message, ReleasingPartition)
+        ):
+            self._end("is at work")
+
+    def lost(self, reason: str) -> None:
+        """See :class:`jobs_lib.coordination.log.LogListener`."""
+        self._before |= {
+            shared: kept.hold.claim
+            for shared, kept in self._kept.items()
+            if kept.hold.claim is not None
+        }
+        self._drop_all()
+        self._attendance.forget()
+
+    def known(self) -> None:
+        """See :class:`jobs_lib.coordination.log.LogListener`."""
+        self._attendance.read(self.log.get_worlds())
+        before, self._before = self._before, {}
+        for shared, claim in before.items():
+            holding = self.log.find(shared).holding
+            if holding is not None and holding.is_of(self.sender):
+                # It was lost with the log, and the log still says who holds it.
+                kept = _Kept(Hold(Phase.CONFIRMING, claim))
+                if holding.claim == claim:
+                    self._kept[shared] = kept
+        self._news.set()
+
+    def _end(self, what: str) -> None:
+        """End for good."""
+        self.error = FencedError(
+            f"another process with the client id {self.sender.client_id!r} {what} in "
+            f"the group {self.sender.group_id!r}: give each process a client id of its "
+            "own, and end the old one before its successor starts"
+        )
+        self._drop_all()
+        self._tell(self._listener.ended, self.error)
+        self.log.lock.notify_all()
+
+    def _drop(self, shared: Shared, *, is_lost: bool = False) -> None:
+        kept = self._kept.pop(shared, None)
+        # Whoever was told of it is told of its end.
+        if kept is not None and is_lost and kept.sure_at > -math.inf:
+            telemetry.emit(
+                "partition.lost",
+                group=self.sender.group_id,
+                origin=f"{shared.topic}/{shared.partition}",
+            )
+            self._tell(self._listener.lost, shared)
+        self._news.set()
+        self.log.lock.notify_all()
+
+    def _drop_all(self) -> None:
+        for shared in list(self._kept):
+            self._drop(shared, is_lost=True)
+
+    # The other threads
+
+    def _tell(self, tell: Callable[..., None], *values: object) -> None:
+        self._notices.put(lambda: tell(*values))
+
+    def _tell_on(self) -> None:
+        while (notice := self._notices.get()) is not None:
+            try:
+                notice()
+            # Its errors are the listener's: the next notice is told all the same.
+            except Exception as error:
+                loop = f"listener {self.sender.group_id}"
+                telemetry.emit("loop.failed", loop=loop, error=error)
+
+    def _look_on(self) -> Iterator[None]:
+        while not self._looking.stopping.wait(self._topics_every):
+            self._look()
+            yield
+
+    def _look(self) -> None:
+        """Look how many partitions the topics have."""
+        counts = list_partitions(self._settings, self.topics)
+        if missing := [one for one in self.topics if not counts[one]]:
+            raise missing_topics(self._settings, missing)
+        parts = [(one, part) for one in self.topics for part in range(counts[one])]
+        with self.log.lock:
+            self._parts = parts
+        self._news.set()
+
+
+def check_names(log: str, group: str, client_id: str, topics: Collection[str]) -> None:
+    """Refuse names that cannot be used.
+
+    Raises:
+        ConfigurationError: which, and why.
+    """
+    if not log:
+        raise ConfigurationError("the coordination log has no name: give log=…")
+    check_group(group)
+    if not isinstance(client_id, str) or not 0 < len(client_id) <= NAME_LIMIT:
+        raise ConfigurationError(
+            f"client_id={client_id!r} must have 1 to {NAME_LIMIT} characters: a name "
+            "that is the process's own, and the same after a restart"
+        )
+    if isinstance(topics, str) or not topics or not all(topics):
+        raise ConfigurationError(
+            f"topics={topics!r} must be a list of names, with one at least"
+        )
+
+
+def check_group(group: str) -> None:
+    """Refuse a group's name without a namespace.
+
+    Raises:
+        ConfigurationError: it has none, or is too long.
+    """
+    if not _GROUP_NAME.fullmatch(group) or len(group) > NAME_LIMIT or group == "-.-":
+        raise ConfigurationError(
+            f"group={group!r} needs a namespace before a dot, and {NAME_LIMIT} "
+            "characters at most: such as 'shop.mailer'"
+        )
+
+
+def check_interval(interval: float) -> None:
+    """Refuse an interval out of bounds.
+
+    Raises:
+        ConfigurationError: it is no number of seconds, or too short or long.
+    """
+    least, most = SHORTEST_INTERVAL_MS / 1000, LONGEST_INTERVAL_MS / 1000
+    if not is_number(interval) or not least <= interval <= most:
+        raise ConfigurationError(
+            f"interval={interval!r} must be seconds from {least:g} to {most:g}"
+        )

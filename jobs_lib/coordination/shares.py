@@ -1,0 +1,138 @@
+"""Who is there, and how many partitions each member wants: no rule depends on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from jobs_lib.coordination.messages import (
+    ClaimingPartition,
+    ReleasingPartition,
+    Shared,
+)
+from jobs_lib.coordination.world import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from jobs_lib.coordination.messages import Message
+    from jobs_lib.coordination.world import World
+
+Part = tuple[str, int]
+"""A topic and the number of a partition."""
+Run = tuple[str, str]
+"""A client, and an instance of it."""
+
+
+class _Seen(NamedTuple):
+    time_ms: int
+    interval_ms: int
+
+
+class Attendance:
+    """The members of a group that the log has seen lately, by its time.
+
+    A member that has released all that it held is gone, until it is seen again.
+
+    Args:
+        group_id: the group.
+        interval_ms: of a member that has stated none.
+    """
+
+    def __init__(self, group_id: str, interval_ms: int) -> None:
+        self._group_id = group_id
+        self._interval_ms = interval_ms
+        self._now_ms = 0
+        self._seen: dict[Run, _Seen] = {}
+        self._holders: dict[Shared, Run] = {}
+        self._held: Counter[Run] = Counter()
+
+    def forget(self) -> None:
+        """Forget all."""
+        self._now_ms = 0
+        self._seen.clear()
+        self._holders.clear()
+        self._held.clear()
+
+    def read(self, worlds: Iterable[World]) -> None:
+        """Add those who hold something."""
+        for world in worlds:
+            self._now_ms = max(self._now_ms, world.now_ms)
+            for shared, (_, holding) in world.entries.items():
+                if shared.group_id == self._group_id and holding is not None:
+                    run = (holding.client_id, holding.instance_id)
+                    self._hold(shared, run)
+                    self._see(run, holding.last_ms, holding.interval_ms)
+
+    def note(self, message: Message, outcome: Outcome, now_ms: int) -> None:
+        """Note a record; any record says that its sender lives."""
+        self._now_ms = max(self._now_ms, now_ms)
+        if message.sender.group_id != self._group_id:
+            return
+        run = (message.sender.client_id, message.sender.instance_id)
+        interval_ms = 0
+        if isinstance(message, ClaimingPartition):
+            interval_ms = message.interval_ms
+            if outcome is Outcome.VALID:
+                self._hold(message.shared, run)
+        elif isinstance(message, ReleasingPartition) and outcome is Outcome.VALID:
+            self._let_go(message.shared)
+            if not self._held[run]:
+                self._seen.pop(run, None)
+                return
+        self._see(run, now_ms, interval_ms)
+
+    def list_members(self) -> list[str]:
+        """List the clients that were seen within two of their intervals."""
+        late = [
+            run
+            for run, (time_ms, interval_ms) in self._seen.items()
+            if self._now_ms - time_ms > 2 * interval_ms
+        ]
+        for run in late:
+            del self._seen[run]
+        return sorted({client for client, _ in self._seen})
+
+    def list_instances(self, client_id: str) -> set[str]:
+        """List the instances of a client that were seen."""
+        return {instance for client, instance in self._seen if client == client_id}
+
+    def _see(self, run: Run, time_ms: int, interval_ms: int) -> None:
+        known = self._seen.get(run)
+        before = self._interval_ms if known is None else known.interval_ms
+        self._seen[run] = _Seen(time_ms, max(interval_ms, before))
+
+    def _hold(self, shared: Shared, run: Run) -> None:
+        self._let_go(shared)
+        self._holders[shared] = run
+        self._held[run] += 1
+
+    def _let_go(self, shared: Shared) -> None:
+        run = self._holders.pop(shared, None)
+        if run is not None:
+            self._held[run] -= 1
+
+
+def find_share(client_id: str, members: Sequence[str], parts: int) -> int:
+    """Find how many of some partitions a member wants: shares differ by one at most.
+
+    Args:
+        client_id: the member; it counts whether or not it was seen.
+        members: those that are there.
+        parts: how many partitions there are.
+    """
+    ordered = sorted({*members, client_id})
+    each, left = divmod(parts, len(ordered))
+    return each + (ordered.index(client_id) < left)
+
+
+def order_parts(
+    client_id: str, members: Sequence[str], parts: Sequence[Part]
+) -> list[Part]:
+    """Order partitions so that members, who all want some, begin with other ones."""
+    ordered = sorted({*members, client_id})
+    own, count = ordered.index(client_id), len(ordered)
+    return [
+        parts[number]
+        for number in sorted(range(len(parts)), key=lambda one: (one - own) % count)
+    ]

@@ -1,0 +1,75 @@
+"""Read partitions that are assigned by hand: no group is joined, nothing is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, TopicPartition
+
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.poller import Partition, Poller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib.settings import Settings
+
+
+class HandReader(Poller):
+    """Reads those partitions that it is told to."""
+
+    def __init__(self, settings: Settings, group: str) -> None:
+        """Prepare.
+
+        Args:
+            settings: where the brokers are.
+            group: names the client.
+        """
+        super().__init__(settings, group, assigns_one=True)
+
+    def assign(self, partition: Partition, offset: int) -> None:
+        """Read a partition from an offset on, which may be one of Kafka's own.
+
+        Listeners learn that it has begun. They are told that it is ``lost`` if the
+        client fails, and assign it again.
+        """
+
+        def assign(consumer: Consumer) -> bool:
+            at = TopicPartition(*partition, offset)
+            if partition in self._assigned:
+                consumer.incremental_unassign([at])
+            consumer.incremental_assign([at])
+            self._forget([partition])
+            self._assigned.add(partition)
+            self._begun.add(partition)
+            for listener in self._listeners:
+                listener.begun(partition)
+            return True
+
+        self._commands.append(assign)
+        self.poll_soon()
+
+    def unassign(self, partition: Partition) -> None:
+        """Read a partition no more."""
+
+        def unassign(consumer: Consumer) -> bool:
+            if partition in self._assigned:
+                consumer.incremental_unassign([TopicPartition(*partition)])
+                self._forget([partition])
+            return True
+
+        self._commands.append(unassign)
+
+    def _poll(self) -> Iterator[None]:
+        consumer = make_consumer(
+            self._settings, self.group, self._report_sometimes, joins=False
+        )
+        try:
+            while not self._stopping.is_set():
+                self._poll_once(consumer)
+                yield
+        finally:
+            consumer.close()
+            places = [TopicPartition(*one) for one in self._assigned]
+            self._forget(self._assigned)
+            self._notify("lost", places)

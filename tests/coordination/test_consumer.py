@@ -1,0 +1,392 @@
+"""The consumer without a database: deliveries, errors, positions, and bad input."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from jobs_lib import telemetry
+from jobs_lib.backoff import Retry
+from jobs_lib.coordination import Consumer
+from jobs_lib.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    ReleaseGroup,
+    ReleasingPartition,
+    Shared,
+)
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.errors import ConfigurationError
+
+INTERVAL = 0.5
+WAIT = 30.0
+GROUP = "shop.mailer"
+
+
+@pytest.fixture
+def publish(bootstrap_servers):
+    """A function that writes so many records: `publish(topic, 10, partition=0)`."""
+
+    def send(topic: str, count: int, partition: int = 0) -> None:
+        producer = Producer({"bootstrap.servers": bootstrap_servers})
+        for number in range(count):
+            producer.produce(
+                topic,
+                f"value {number}",
+                f"key {number}",
+                partition=partition,
+                headers=[("kind", b"test")],
+            )
+        producer.flush(WAIT)
+
+    return send
+
+
+@pytest.fixture
+def heard():
+    """The events about records, with their fields."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    remove = telemetry.listen(
+        lambda event, fields: found.append((event, fields)),
+        only={"record.failed", "record.skipped", "offset.lost", "consumer.started"},
+    )
+    yield found
+    remove()
+
+
+class Handler:
+    """Keeps what it gets, and fails or waits where it is told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int, int]] = []
+        self.records: list[Any] = []
+        self.fails = 0
+        self.may_go = threading.Event()
+        self.may_go.set()
+
+    def __call__(self, records) -> None:
+        first, last = records[0], records[-1]
+        self.batches.append((first.partition, first.offset, last.offset + 1))
+        self.may_go.wait(WAIT)
+        if self.fails:
+            self.fails -= 1
+            raise ValueError("the mail server is away")
+        self.records += records
+
+    def offsets(self) -> list[int]:
+        """The offsets that were handled."""
+        return [record.offset for record in self.records]
+
+
+@pytest.fixture
+def consume(settings):
+    """A function that starts a consumer: `consume(log, topics, handler)`."""
+    started: list[Consumer] = []
+
+    def start(log, topics, handler, **more) -> Consumer:
+        given: dict[str, Any] = {"group": GROUP, "client_id": "a", "interval": INTERVAL}
+        given |= more
+        consumer = Consumer(settings, log=log, topics=topics, handle=handler, **given)
+        started.append(consumer)
+        consumer.start()
+        return consumer
+
+    yield start
+    for consumer in started:
+        consumer.stop()
+
+
+def set_position(log, shared, position, wait_for) -> None:
+    """Pause a group, set a position, and end the pause."""
+    until = max(world.now_ms for world in log.get_worlds()) + 60_000
+    place = log.find_place(shared)
+    log.send(ReleaseGroup(log.sender, until), place=place).wait(WAIT)
+    wait_for(lambda: log.find(shared).holding is None, what="it is released")
+    claim = log.send(ClaimingPartition(log.sender, shared, 500))
+    assert claim.wait(WAIT) is Outcome.VALID
+    told = ReleasingPartition(log.sender, shared, claim.offset, position)
+    assert log.send(told).wait(WAIT) is Outcome.VALID
+    log.send(ReleaseGroup(log.sender, 0), place=place).wait(WAIT)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_each_record_is_handled_and_a_later_run_goes_on_behind_it(
+    log_topic, topic, publish, consume, wait_for, delivery, heard
+):
+    log, data = log_topic(), topic(3)
+    for number in range(3):
+        publish(data, 25, number)
+    handler = Handler()
+    consumer = consume(log, [data], handler, delivery=delivery, batch=10)
+    wait_for(lambda: len(handler.records) == 75, what="all are handled")
+    assert sorted({one.partition for one in handler.records}) == [0, 1, 2]
+    assert max(end - first for _, first, end in handler.batches) <= 10
+    first = next(one for one in handler.records if one.offset == 0)
+    assert (first.key, first.value) == (b"key 0", b"value 0")
+    assert first.headers == (("kind", b"test"),)
+    assert first.timestamp.year > 2000
+    assert "value 0" not in repr(first)
+    consumer.stop()
+    publish(data, 5, 1)
+    again = Handler()
+    consume(log, [data], again, delivery=delivery)
+    wait_for(lambda: len(again.records) == 5, what="the new ones are handled")
+    assert again.offsets() == [25, 26, 27, 28, 29]
+    cost = dict(heard)["consumer.started"]
+    assert cost["per_record"] == (0.01 if delivery == "at_most_once" else 0)
+    assert cost["per_second"] == 6
+
+
+def test_at_least_once_a_failed_batch_is_tried_again_and_others_go_on(
+    log_topic, topic, publish, consume, wait_for, heard
+):
+    log, data = log_topic(), topic(2)
+    publish(data, 5, 0)
+    handler = Handler()
+    handler.fails = 3
+    consumer = consume(log, [data], handler, retry=Retry(first=0.01, cap=0.01))
+    wait_for(lambda: len(handler.records) == 5, what="it is handled at last")
+    assert handler.batches == [(0, 0, 5)] * 4
+    failed = [fields for event, fields in heard if event == "record.failed"]
+    assert len(failed) == 3
+    assert failed[0]["origin"] == f"{data}/0"
+    assert "the mail server is away" in failed[0]["error"]
+    # One that fails for long holds up no other partition.
+    handler.fails = 1
+    consumer._retry = Retry(first=1_000, cap=1_000)
+    publish(data, 1, 0)
+    wait_for(lambda: not handler.fails, what="it has failed")
+    publish(data, 1, 1)
+    wait_for(lambda: len(handler.records) == 6, what="the other one is handled")
+    assert handler.records[-1].partition == 1
+
+
+def test_at_most_once_a_failed_batch_is_lost_and_named(
+    log_topic, topic, publish, consume, wait_for, heard
+):
+    log, data = log_topic(), topic(1)
+    publish(data, 25)
+    handler = Handler()
+    handler.fails = 1
+    consume(log, [data], handler, delivery="at_most_once", batch=10)
+    wait_for(lambda: len(handler.records) == 15, what="the others are handled")
+    assert handler.offsets() == list(range(10, 25))
+    (skipped,) = [fields for event, fields in heard if event == "record.skipped"]
+    assert (skipped["offset"], skipped["count"]) == (0, 10)
+
+
+def test_at_most_once_a_batch_is_claimed_before_it_is_handled(
+    log_topic, topic, publish, consume, wait_for
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 5)
+    shared = Shared(GROUP, data, 0)
+    seen: list[int | None] = []
+
+    def handle(records) -> None:
+        seen.append(consumer.member.log.find(shared).position)
+
+    consumer = consume(log, [data], handle, delivery="at_most_once", batch=2)
+    wait_for(lambda: len(seen) == 3, what="all are handled")
+    assert seen == [2, 4, 5]
+
+
+def test_at_most_once_a_batch_whose_claim_is_not_valid_is_not_handled(
+    log_topic, topic, publish, consume, open_log, wait_for
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 1)
+    handler = Handler()
+    consumer = consume(log, [data], handler, delivery="at_most_once")
+    wait_for(lambda: len(handler.records) == 1)
+    shared = Shared(GROUP, data, 0)
+    holding = consumer.member.log.find(shared).holding
+    # A claim of this member that came late, and nobody has waited for.
+    late = ClaimingMessages(consumer.member.sender, shared, holding.claim, 1, 4)
+    assert consumer.member.log.send(late).wait(WAIT) is Outcome.VALID
+    publish(data, 6)
+    wait_for(lambda: len(handler.records) == 4, what="those behind it are handled")
+    assert handler.offsets() == [0, 4, 5, 6]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_new_group_may_begin_at_the_end_and_its_successor_begins_there(
+    log_topic, topic, publish, consume, wait_for, delivery
+):
+    log, data = log_topic(), topic(1)
+    publish(data, 3)
+    options = {"start": "latest", "delivery": delivery}
+    consumer = consume(log, [data], Handler(), **options)
+    shared = Shared(GROUP, data, 0)
+    wait_for(lambda: consumer.member.log.find(shared).position == 3)
+    consumer.stop()
+    publish(data, 2)
+    handler = Handler()
+    consume(log, [data], handler, **options)
+    wait_for(lambda: len(handler.records) == 2)
+    assert handler.offsets() == [3, 4]
+
+
+def test_a_partition_whose_records_are_gone_waits_until_its_position_is_set(
+    log_topic, topic, publish, consume, open_log, wait_for, kafka_admin, heard
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 10)
+    shared = Shared(GROUP, data, 0)
+    first = consume(log, [data], handler := Handler())
+    wait_for(lambda: first.member.log.find(shared).position == 10)
+    first.stop()
+    publish(data, 10)
+    at = TopicPartition(data, 0, 15)
+    kafka_admin.delete_records([at])[at].result()
+    second = Handler()
+    consume(log, [data], second)
+    wait_for(lambda: [one for one, _ in heard if one == "offset.lost"])
+    (_, fields) = next(one for one in heard if one[0] == "offset.lost")
+    assert (fields["next_offset"], fields["start"], fields["end"]) == (10, 15, 20)
+    assert not second.records
+    set_position(open_log(log, "operator"), shared, 17, wait_for)
+    wait_for(lambda: second.offsets() == [17, 18, 19], what=lambda: str(second.batches))
+    assert len(handler.records) == 10
+
+
+def test_a_position_may_be_set_back(
+    log_topic, topic, publish, consume, open_log, wait_for
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 10)
+    shared = Shared(GROUP, data, 0)
+    consumer = consume(log, [data], handler := Handler())
+    wait_for(lambda: consumer.member.log.find(shared).position == 10)
+    set_position(open_log(log, "operator"), shared, 8, wait_for)
+    wait_for(lambda: len(handler.records) == 12, what=lambda: str(handler.batches))
+    assert handler.offsets()[10:] == [8, 9]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_partition_whose_position_was_lost_with_the_log_is_not_read_at_most_once(
+    log_topic, topic, publish, consume, open_log, wait_for, kafka_admin, heard, delivery
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 4)
+    before = open_log(log, "a")
+    claim = ClaimingPartition(before.sender, Shared("x.y", "gone", 0), 500)
+    before.send(claim).wait(WAIT)
+    before.stop()
+    at = TopicPartition(log, 0, 1)
+    kafka_admin.delete_records([at])[at].result()
+    handler = Handler()
+    consume(log, [data], handler, delivery=delivery)
+    if delivery == "at_least_once":
+        wait_for(lambda: len(handler.records) == 4)
+        return
+    wait_for(lambda: [one for one, _ in heard if one == "offset.lost"])
+    assert not handler.records
+    set_position(open_log(log, "operator"), Shared(GROUP, data, 0), 2, wait_for)
+    wait_for(lambda: handler.offsets() == [2, 3], what=lambda: str(handler.batches))
+
+
+def test_two_groups_read_the_same_topic_independently(
+    log_topic, topic, publish, consume, wait_for
+):
+    log, data = log_topic(), topic(2)
+    publish(data, 5, 0)
+    publish(data, 5, 1)
+    handlers = [Handler(), Handler()]
+    for number, handler in enumerate(handlers):
+        consume(log, [data], handler, group=f"shop.g{number}")
+    for handler in handlers:
+        wait_for(lambda one=handler: len(one.records) == 10)
+
+
+def test_a_release_waits_for_the_running_batch_and_hands_its_position_over(
+    log_topic, topic, publish, consume, wait_for
+):
+    log, data = log_topic(1), topic(2)
+    publish(data, 4, 0)
+    publish(data, 4, 1)
+    first, second = Handler(), Handler()
+    first.may_go.clear()
+    one = consume(log, [data], first)
+    wait_for(lambda: first.batches, what="a batch runs")
+    busy = first.batches[0][0]
+    consume(log, [data], second, client_id="b")
+    wait_for(
+        lambda: (
+            len(one.member.list_held()) == 1
+            or busy in {number for number, _, _ in second.batches}
+        ),
+        what="one is handed over",
+    )
+    assert busy not in {number for number, _, _ in second.batches}
+    first.may_go.set()
+    wait_for(lambda: len(first.records) + len(second.records) == 8)
+
+
+def test_many_waiting_records_are_bounded_and_all_are_handled(
+    log_topic, topic, publish, settings, wait_for
+):
+    log, data = log_topic(), topic(2)
+    small = settings.model_copy(update={"consumer_prefetch_bytes": 1_048_576})
+    for number in range(2):
+        publish(data, 6_000, number)
+    handler = Handler()
+    handler.may_go.clear()
+    consumer = Consumer(
+        small,
+        log=log,
+        group=GROUP,
+        client_id="a",
+        topics=[data],
+        handle=handler,
+        batch=500,
+        interval=INTERVAL,
+    )
+    with consumer:
+        parts = consumer._intake.parts
+        wait_for(
+            lambda: any(part._is_paused for part in parts.values()),
+            what="a partition is paused",
+        )
+        assert sum(part.waiting_bytes for part in parts.values()) < 2_000_000
+        handler.may_go.set()
+        wait_for(lambda: len(handler.records) == 12_000, timeout=60)
+    assert sorted(handler.offsets()) == sorted([*range(6_000)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"handle": 1}, "handle=1 must be a function"),
+        ({"delivery": "exactly_once"}, "'exactly_once' must be one of at_least_once, "),
+        ({"batch": 0}, "batch=0 must be a number of records from 1 to 10000"),
+        ({"batch": 10_001}, "batch=10001"),
+        ({"batch": True}, "batch=True"),
+        ({"start": "now"}, "start='now' must be one of earliest, latest"),
+        ({"group": "mailer"}, "group='mailer' needs a namespace"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused(settings, given, told):
+    good = {
+        "log": "log",
+        "group": "a.b",
+        "client_id": "c",
+        "topics": ["t"],
+        "handle": print,
+    }
+    with pytest.raises(ConfigurationError, match=told):
+        Consumer(settings, **(good | given))
+
+
+def test_a_coroutine_function_is_refused(settings):
+    async def handle(records) -> None:
+        """Never called."""
+
+    with pytest.raises(ConfigurationError, match="no coroutine function"):
+        Consumer(
+            settings, log="log", group="a.b", client_id="c", topics=["t"], handle=handle
+        )

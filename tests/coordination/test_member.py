@@ -1,0 +1,371 @@
+"""Members share partitions, keep them, and hand them over."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs_lib.coordination.member import Member
+from jobs_lib.coordination.messages import (
+    ClaimingPartition,
+    Heartbeat,
+    Probe,
+    ReleaseGroup,
+    ReleasingPartition,
+    Sender,
+    Shared,
+)
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.errors import ConfigurationError, FencedError, TopicError
+from tests.support.topics import grow_topic
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.writer import Sent
+
+INTERVAL = 0.5
+WAIT = 30.0
+
+
+class Holder:
+    """Releases at once what a member should leave, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.member: Member
+        self.told: list[tuple[object, ...]] = []
+        self.holds_on = False
+
+    def taken(self, shared, position) -> None:
+        self.told.append(("taken", shared.partition, position))
+
+    def leave(self, shared) -> None:
+        self.told.append(("leave", shared.partition))
+        if not self.holds_on:
+            self.member.release(shared)
+
+    def lost(self, shared) -> None:
+        self.told.append(("lost", shared.partition))
+
+    def ended(self, error) -> None:
+        self.told.append(("ended", str(error)))
+
+
+@pytest.fixture
+def join(settings):
+    """A function that starts a member: `join(log, "a", topics)`."""
+    members: list[Member] = []
+
+    def start(log, client_id, topics, group="shop.mailer", **more) -> Member:
+        holder = Holder()
+        member = Member(
+            settings,
+            log=log,
+            group=group,
+            client_id=client_id,
+            topics=topics,
+            listener=holder,
+            **({"interval": INTERVAL} | more),
+        )
+        holder.member = member
+        members.append(member)
+        member.start()
+        return member
+
+    yield start
+    for member in members:
+        member.stop(0 if member._ticking.stopping.is_set() else 5)
+
+
+def held(member) -> set[int]:
+    """The numbers of the partitions that a member holds."""
+    return {shared.partition for shared in member.list_held()}
+
+
+def die(member) -> None:
+    """End a member as if its process had been killed."""
+    member._ticking.stop()
+    member._looking.stop()
+    member.log.stop()
+
+
+def test_members_share_evenly_and_hand_over_without_waiting(
+    log_topic, topic, join, wait_for
+):
+    log, data = log_topic(), topic(7)
+    first = join(log, "a", [data])
+    wait_for(lambda: len(held(first)) == 7, what="the first one holds all")
+    second = join(log, "b", [data])
+    wait_for(
+        lambda: (len(held(first)), len(held(second))) == (4, 3),
+        what=lambda: f"both share: {held(first)} {held(second)}",
+    )
+    assert not held(first) & held(second)
+    for shared in first.list_held():
+        first.set_position(shared, 40 + shared.partition)
+    first.stop()
+    wait_for(lambda: len(held(second)) == 7, what="the second one holds all")
+    positions = {one.partition: at for one, at in second.list_held().items()}
+    assert sum(at == 40 + number for number, at in positions.items()) == 4
+
+
+def test_the_partitions_of_a_dead_member_are_taken_between_two_and_three_intervals(
+    log_topic, topic, join, open_log, wait_for
+):
+    log, data = log_topic(1), topic(4)
+    times: dict[int, list[tuple[ClaimingPartition | Heartbeat, int]]] = {}
+    watching = open_log(log, "watch", only_reads=True)
+    real = watching._places[0].fold
+
+    def fold(offset, time_ms, partitions, said, own):
+        if isinstance(said, (ClaimingPartition, Heartbeat)):
+            times.setdefault(said.shared.partition, []).append((said, time_ms))
+        return real(offset, time_ms, partitions, said, own)
+
+    watching._places[0].fold = fold
+    first = join(log, "a", [data], interval=1.0)
+    second = join(log, "b", [data], interval=1.0)
+    wait_for(lambda: len(held(first)) == len(held(second)) == 2)
+    gone = held(first)
+    die(first)
+    wait_for(lambda: len(held(second)) == 4, what="the second one holds all")
+    watching.read_to_end()
+    for number in gone:
+        last = max(ms for said, ms in times[number] if said.sender == first.sender)
+        claim = max(
+            ms
+            for said, ms in times[number]
+            if isinstance(said, ClaimingPartition) and said.sender == second.sender
+        )
+        assert 2_000 < claim - last < 3_000
+
+
+def test_a_restarted_member_resumes_its_partitions_with_their_positions(
+    log_topic, topic, join, wait_for
+):
+    log, data = log_topic(), topic(4)
+    first = join(log, "a", [data])
+    other = join(log, "b", [data])
+    wait_for(lambda: len(held(first)) == len(held(other)) == 2)
+    former = held(first)
+    for shared in first.list_held():
+        first.set_position(shared, 70 + shared.partition)
+    wait_for(
+        lambda: all(first.log.find(one).position for one in first.list_held()),
+        what="the positions are told",
+    )
+    die(first)
+    again = join(log, "a", [data])
+    wait_for(lambda: held(again) == former, what=lambda: f"{held(again)} of {former}")
+    assert {one.partition: at for one, at in again.list_held().items()} == {
+        number: 70 + number for number in former
+    }
+    assert held(other).isdisjoint(former)
+
+
+def test_a_second_process_of_a_client_is_refused_and_the_first_goes_on(
+    log_topic, topic, join, wait_for
+):
+    log, data = log_topic(), topic(2)
+    first = join(log, "a", [data])
+    wait_for(lambda: len(held(first)) == 2)
+    with pytest.raises(FencedError, match="client id 'a' is at work in the group"):
+        join(log, "a", [data])
+    assert first.error is None
+    assert len(held(first)) == 2
+
+
+def test_a_second_process_is_refused_where_the_first_holds_nothing(
+    log_topic, topic, join, wait_for
+):
+    log, data = log_topic(), topic(1)
+    join(log, "0", [data])
+    idle = join(log, "a", [data])
+    wait_for(lambda: idle._attendance.list_members() == ["0", "a"])
+    second = join(log, "a", [data])
+    wait_for(lambda: second.error is not None, what="the second one has ended")
+    assert "is at work" in str(second.error)
+    assert idle.error is None
+
+
+def test_a_process_whose_restart_has_its_partitions_ends(
+    log_topic, topic, join, wait_for
+):
+    log, data = log_topic(1), topic(1)
+    first = join(log, "a", [data])
+    wait_for(lambda: len(held(first)) == 1)
+    # It ticks no more, and its log goes on: as if it stood still.
+    first._ticking.stop()
+    again = join(log, "a", [data])
+    wait_for(lambda: first.error is not None, what="the first one has ended")
+    assert "has taken its partitions over" in str(first.error)
+    wait_for(lambda: held(again) == {0})
+    assert ("lost", 0) in first._listener.told
+
+
+def test_heartbeats_come_within_the_interval_while_a_listener_hangs(
+    log_topic, topic, join, open_log, wait_for, gate
+):
+    log, data = log_topic(1), topic(1)
+    member = join(log, "a", [data])
+    member._listener.leave = lambda shared: gate.wait(WAIT)
+    wait_for(lambda: held(member) == {0})
+    times: list[float] = []
+    watching = open_log(log, "watch", only_reads=True)
+    real = watching._places[0].fold
+
+    def fold(offset, time_ms, partitions, said, own):
+        if isinstance(said, Heartbeat):
+            times.append(time_ms)
+        return real(offset, time_ms, partitions, said, own)
+
+    watching._places[0].fold = fold
+    pauser = open_log(log, "pauser")
+    now_ms = pauser.get_world(0).now_ms
+    pauser.send(ReleaseGroup(pauser.sender, now_ms + 60_000), place=0).wait(WAIT)
+    wait_for(lambda: len(times) > 15, what="heartbeats go on")
+    assert max(b - a for a, b in itertools.pairwise(times)) < INTERVAL * 1000
+    assert member.is_sure(Shared("shop.mailer", data, 0))
+    gate.set()
+
+
+def test_fifty_racers_for_one_partition_have_one_winner(log_topic, open_log, wait_for):
+    name = log_topic(1)
+    logs = [open_log(name, f"racer-{number}") for number in range(5)]
+    shared = Shared("shop.mailer", "orders", 0)
+    senders = [Sender("shop.mailer", f"c-{n}", f"i-{n}") for n in range(50)]
+    barrier = threading.Barrier(5)
+    sent: list[Sent] = []
+
+    def race(log, own) -> None:
+        barrier.wait()
+        sent.extend(log.send(ClaimingPartition(one, shared, 500)) for one in own)
+
+    threads = [
+        threading.Thread(target=race, args=(log, senders[number::5]))
+        for number, log in enumerate(logs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ends = [log.send(Probe(log.sender), place=0) for log in logs]
+    for end in ends:
+        end.wait(WAIT)
+    for log in logs:
+        log.read_to_end()
+    holdings = {log.find(shared).holding for log in logs}
+    assert len(holdings) == 1
+    (winner,) = holdings
+    assert winner.claim == min(one.offset for one in sent if one.offset is not None)
+
+
+def test_members_that_race_for_few_partitions_hold_each_once(
+    log_topic, topic, join, wait_for
+):
+    log, data = log_topic(2), topic(2)
+    members = [join(log, f"m-{number}", [data]) for number in range(4)]
+
+    def count() -> list[int]:
+        return sorted(number for one in members for number in held(one))
+
+    wait_for(lambda: count() == [0, 1], what=lambda: f"each is held once: {count()}")
+
+
+def test_a_paused_group_releases_and_claims_nothing_until_the_pause_is_over(
+    log_topic, topic, join, open_log, wait_for
+):
+    log, data = log_topic(2), topic(4)
+    member = join(log, "a", [data])
+    other = join(log, "z", [data], group="shop.other")
+    wait_for(lambda: len(held(member)) == 4)
+    pauser = open_log(log, "pauser")
+    until = max(one.now_ms for one in pauser.get_worlds()) + 3_000
+    for place in range(2):
+        pauser.send(ReleaseGroup(pauser.sender, until), place=place).wait(WAIT)
+    wait_for(lambda: not held(member), what="all is released")
+    # The position of a partition is set while nobody holds it.
+    shared = Shared("shop.mailer", data, 0)
+    claim = pauser.send(ClaimingPartition(pauser.sender, shared, 500))
+    assert claim.wait(WAIT) is Outcome.VALID
+    claim_at = claim.offset
+    assert claim_at is not None
+    told = pauser.send(ReleasingPartition(pauser.sender, shared, claim_at, 123))
+    assert told.wait(WAIT) is Outcome.VALID
+    assert not held(member)
+    wait_for(lambda: len(held(member)) == 4, what="it claims again")
+    world = member.log.get_world(0)
+    assert world.now_ms >= until
+    assert member.list_held()[shared] == 123
+    assert len(held(other)) == 4
+
+
+def test_partitions_that_are_added_to_a_topic_are_claimed(
+    log_topic, topic, join, wait_for, kafka_admin
+):
+    log, data = log_topic(), topic(1)
+    member = join(log, "a", [data], topics_every=0.2)
+    wait_for(lambda: held(member) == {0})
+    grow_topic(kafka_admin, data, 3)
+    wait_for(lambda: held(member) == {0, 1, 2}, what="the new ones are held")
+
+
+def test_a_member_is_not_sure_when_nothing_is_read_back(
+    log_topic, topic, join, wait_for
+):
+    member = join(log_topic(), "a", [data := topic(1)])
+    wait_for(lambda: held(member) == {0})
+    shared = Shared("shop.mailer", data, 0)
+    assert member.is_sure(shared)
+    member._ticking.stop()
+    wait_for(lambda: not member.is_sure(shared), timeout=5)
+    assert member.is_held(shared)
+
+
+def test_a_log_that_was_cut_is_lost_and_what_it_still_says_is_held_again(
+    log_topic, topic, join, wait_for
+):
+    member = join(log_topic(1), "a", [topic(2)])
+    wait_for(lambda: held(member) == {0, 1})
+    member._listener.told.clear()
+    with member.log.lock:
+        # The next record that comes does not follow the last one.
+        member.log.get_world(0).next_offset -= 1
+        member.log.get_world(0).next_offset += 5
+    wait_for(
+        lambda: len(member._listener.told) == 4 and held(member) == {0, 1},
+        what=lambda: f"lost, and taken again: {member._listener.told}",
+    )
+    assert [told[0] for told in member._listener.told] == ["lost"] * 2 + ["taken"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"group": "mailer"}, "group='mailer' needs a namespace"),
+        ({"group": ".mailer"}, "namespace"),
+        ({"group": "-.-"}, "namespace"),
+        ({"group": "a." + "b" * 199}, "200 characters"),
+        ({"client_id": ""}, "client_id='' must have 1 to 200"),
+        ({"client_id": "x" * 201}, "must have 1 to 200"),
+        ({"topics": []}, "must be a list of names"),
+        ({"topics": "orders"}, "topics='orders' must be a list"),
+        ({"topics": [""]}, "must be a list"),
+        ({"log": ""}, "log has no name"),
+        ({"interval": 0.09}, "interval=0.09 must be seconds from 0.1 to 3600"),
+        ({"interval": 3600.5}, "from 0.1 to 3600"),
+        ({"interval": "10"}, "interval='10'"),
+        ({"interval": float("nan")}, "interval=nan"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_before_anything_is_sent(settings, given, told):
+    good = {"log": "log", "group": "a.b", "client_id": "c", "topics": ["t"]}
+    with pytest.raises(ConfigurationError, match=told):
+        Member(settings, listener=Holder(), **(good | given))
+
+
+def test_a_topic_that_is_missing_is_refused(log_topic, join):
+    with pytest.raises(TopicError, match="'no-topic'"):
+        join(log_topic(), "a", ["no-topic"])

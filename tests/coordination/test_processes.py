@@ -1,0 +1,292 @@
+"""Members as processes: shared partitions, kills and stalls, and what each delivers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter, defaultdict
+
+import pytest
+from confluent_kafka import Producer
+
+from jobs_lib.coordination.messages import ClaimingMessages, ClaimingPartition, Shared
+from jobs_lib.coordination.world import Outcome
+
+INTERVAL = 0.5
+WAIT = 60.0
+GROUP = "shop.mailer"
+HANDLED = re.compile(r"handled (\d+) (\d+) (\d+)")
+
+
+@pytest.fixture
+def consume(run_process, bootstrap_servers):
+    """A function that starts a process: `consume(log, topic, "a", batch=10)`."""
+
+    def start(log, topic, client_id, **options):
+        given = {
+            "servers": bootstrap_servers,
+            "log": log,
+            "group": GROUP,
+            "client_id": client_id,
+            "topics": [topic],
+            "interval": INTERVAL,
+        }
+        return run_process(
+            "-m", "tests.support.coordinated", json.dumps(given | options)
+        )
+
+    return start
+
+
+def publish(servers: str, topic: str, count: int, partitions: int) -> None:
+    """Write so many records to each partition."""
+    producer = Producer({"bootstrap.servers": servers})
+    for number, partition in itertools.product(range(count), range(partitions)):
+        producer.produce(topic, str(number), partition=partition)
+    producer.flush(WAIT)
+
+
+def count_handled(*workers) -> Counter[tuple[int, int]]:
+    """How often each record was given to a handler, by partition and offset."""
+    found: Counter[tuple[int, int]] = Counter()
+    for worker in workers:
+        for line in list(worker.lines):
+            if match := HANDLED.fullmatch(line):
+                partition, first, end = map(int, match.groups())
+                found.update((partition, one) for one in range(first, end))
+    return found
+
+
+class Watched:
+    """A log that keeps every record that it folds, with its outcome and time."""
+
+    def __init__(self, log) -> None:
+        self.log = log
+        self.records: list[tuple[int, int, object, Outcome]] = []
+        for place in log._places:
+            place.fold = self._wrap(place, place.fold)
+
+    def _wrap(self, place, real):
+        def fold(offset, time_ms, partitions, said, own):
+            outcome = real(offset, time_ms, partitions, said, own)
+            self.records.append((place.number, time_ms, said, outcome))
+            return outcome
+
+        return fold
+
+    def owners(self) -> dict[int, str]:
+        """The client that holds each partition."""
+        with self.log.lock:
+            return {
+                shared.partition: entry.holding.client_id
+                for world in self.log.get_worlds()
+                for shared, entry in world.entries.items()
+                if entry.holding is not None and entry.holding.confirmed
+            }
+
+
+def test_five_processes_share_twenty_partitions_with_one_owner_each(
+    log_topic, topic, consume, open_log, wait_for, bootstrap_servers
+):
+    log, data = log_topic(4), topic(20)
+    watched = Watched(open_log(log, "watch", only_reads=True))
+    publish(bootstrap_servers, data, 10, 20)
+    # Nobody is killed. So the interval only says how busy the machine may be.
+    names = [f"m-{number}" for number in range(5)]
+    workers = [consume(log, data, one, interval=3.0) for one in names]
+    wait_for(
+        lambda: [*Counter(watched.owners().values()).values()] == [4] * 5,
+        timeout=WAIT,
+        what=lambda: f"each holds four: {watched.owners()}",
+    )
+    wait_for(
+        lambda: len(count_handled(*workers)) == 200,
+        timeout=WAIT,
+        what=lambda: "all are handled:\n" + "\n".join(one.output for one in workers),
+    )
+    # Nobody was killed or stopped: nothing is repeated.
+    assert set(count_handled(*workers).values()) == {1}
+    for worker in workers:
+        worker.signal(15)
+    assert [worker.wait() for worker in workers] == [0] * 5
+    watched.log.read_to_end()
+    assert not watched.owners()
+
+
+KILLED = [
+    *("taken", "fetched", "claiming", "claim sent", "claim read back"),
+    *("handling", "handled", "processed"),
+]
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("by", ["kill", "stop"])
+@pytest.mark.parametrize("step", KILLED)
+@pytest.mark.slow
+def test_at_most_once_nothing_is_handled_twice_wherever_a_process_stops(
+    log_topic, topic, consume, wait_for, bootstrap_servers, step, by
+):
+    handle_at_most_once(
+        log_topic, topic, consume, wait_for, bootstrap_servers, step, by
+    )
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("step", ["claiming", "claim sent", "claim read back"])
+def test_at_most_once_nothing_is_handled_twice_where_a_claim_stalls(
+    log_topic, topic, consume, wait_for, bootstrap_servers, step
+):
+    handle_at_most_once(
+        log_topic, topic, consume, wait_for, bootstrap_servers, step, "stop"
+    )
+
+
+def handle_at_most_once(log_topic, topic, consume, wait_for, servers, step, by):
+    """Stop a process at a step, and let another one go on, and then the first."""
+    log, data = log_topic(1), topic(1)
+    publish(servers, data, 40, 1)
+    more = {"delivery": "at_most_once", "batch": 10}
+    times = 1 if step == "taken" else 2
+    first = consume(log, data, "a", at={step: times}, by=by, **more)
+    first.wait_for_line(f"at {step}")
+    second = consume(log, data, "b", **more)
+    # The takeover comes after two intervals, and the last batch ends at 40.
+    second.wait_for_line(r"handled 0 \d+ 40", timeout=WAIT)
+    if by == "stop":
+        first.resume()
+        first.wait_for_line(r"lost 0", timeout=WAIT)
+        publish(servers, data, 5, 1)
+        wait_for(
+            lambda: sum(one[1] >= 40 for one in count_handled(first, second)) == 5,
+            timeout=WAIT,
+            what="what comes later is handled",
+        )
+    found = count_handled(first, second)
+    assert max(found.values()) == 1
+    # It may have lost the batch that it had claimed, and no more.
+    missing = [one for one in range(40) if (0, one) not in found]
+    assert len(missing) <= 10
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_at_most_once_a_kill_loses_one_batch_at_most(
+    log_topic, topic, consume, wait_for, bootstrap_servers, batch
+):
+    log, data = log_topic(1), topic(1)
+    publish(bootstrap_servers, data, 30, 1)
+    more = {"delivery": "at_most_once", "batch": batch}
+    first = consume(log, data, "a", at={"claim read back": 2}, **more)
+    first.wait_for_line("at claim read back")
+    second = consume(log, data, "b", **more)
+    second.wait_for_line(r"handled 0 \d+ 30", timeout=WAIT)
+    found = count_handled(first, second)
+    assert max(found.values()) == 1
+    assert sorted(set(range(30)) - {one for _, one in found}) == [
+        *range(batch, 2 * batch)
+    ]
+
+
+def test_at_least_once_a_kill_repeats_what_one_interval_did_and_loses_nothing(
+    log_topic, topic, consume, open_log, wait_for, bootstrap_servers
+):
+    log, data = log_topic(1), topic(1)
+    publish(bootstrap_servers, data, 200, 1)
+    shared = Shared(GROUP, data, 0)
+    watching = open_log(log, "watch", only_reads=True)
+    first = consume(log, data, "a", batch=1, seconds=0.02)
+    wait_for(lambda: (watching.find(shared).position or 0) > 20, timeout=WAIT)
+    first.kill()
+    done = len(count_handled(first))
+    watching.read_to_end()
+    told = watching.find(shared).position
+    assert told is not None
+    # Two heartbeats come within an interval, and each record takes 0.02 seconds.
+    assert done - told <= INTERVAL / 0.02
+    second = consume(log, data, "b", batch=50)
+    second.wait_for_line(r"handled 0 \d+ 200", timeout=WAIT)
+    found = count_handled(first, second)
+    assert set(found) == {(0, number) for number in range(200)}
+    assert sum(found.values()) - 200 == done - told
+
+
+@pytest.mark.expects("loop.failed")
+def test_at_least_once_a_process_that_wakes_finishes_one_batch_at_most(
+    log_topic, topic, consume, wait_for, bootstrap_servers
+):
+    log, data = log_topic(1), topic(1)
+    publish(bootstrap_servers, data, 60, 1)
+    first = consume(log, data, "a", batch=10, at={"handled": 2}, by="stop")
+    first.wait_for_line("at handled")
+    before = len(count_handled(first))
+    second = consume(log, data, "b", batch=10)
+    second.wait_for_line(r"handled 0 \d+ 60", timeout=WAIT)
+    first.resume()
+    first.wait_for_line("lost 0", timeout=WAIT)
+    found = count_handled(first, second)
+    assert set(found) == {(0, number) for number in range(60)}
+    # It was inside the handler, and no other batch was begun when it woke.
+    assert len(count_handled(first)) == before
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_process_that_stood_still_joins_again(
+    log_topic, topic, consume, open_log, wait_for
+):
+    log, data = log_topic(2), topic(4)
+    watched = Watched(open_log(log, "watch", only_reads=True))
+    first, second = consume(log, data, "a"), consume(log, data, "b")
+    del second
+    wait_for(
+        lambda: Counter(watched.owners().values()) == {"a": 2, "b": 2}, timeout=WAIT
+    )
+    first.pause()
+    wait_for(
+        lambda: Counter(watched.owners().values()) == {"b": 4},
+        timeout=WAIT,
+        what="the other one has all",
+    )
+    first.resume()
+    wait_for(
+        lambda: Counter(watched.owners().values()) == {"a": 2, "b": 2},
+        timeout=WAIT,
+        what=lambda: f"both share again: {watched.owners()}\n{first.output}",
+    )
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.slow
+def test_random_kills_and_stalls_leave_one_holder_and_no_claimed_record_twice(
+    log_topic, topic, consume, open_log, wait_for, bootstrap_servers
+):
+    log, data = log_topic(3), topic(6)
+    watched = Watched(open_log(log, "watch", only_reads=True))
+    more = {"delivery": "at_most_once", "batch": 5, "seconds": 0.01}
+    workers = {name: consume(log, data, name, **more) for name in "abc"}
+    ended = []
+    for round_, name in enumerate("abcabcabc"):
+        publish(bootstrap_servers, data, 20, 6)
+        count = len(watched.records)
+        wait_for(lambda so_far=count: len(watched.records) > so_far + 60, timeout=WAIT)
+        if round_ % 2:
+            workers[name].pause()
+            wait_for(
+                lambda one=name: one not in watched.owners().values(), timeout=WAIT
+            )
+            workers[name].resume()
+        else:
+            ended.append(workers[name])
+            workers[name].kill()
+            workers[name] = consume(log, data, name, **more)
+    watched.log.read_to_end()
+    found = count_handled(*ended, *workers.values())
+    assert max(found.values()) == 1
+    claimed: defaultdict[int, int] = defaultdict(int)
+    for _, _, said, outcome in watched.records:
+        if isinstance(said, ClaimingMessages) and outcome is Outcome.VALID:
+            assert (said.first or 0) == claimed[said.shared.partition]
+            claimed[said.shared.partition] = said.end
+    assert sum(
+        isinstance(said, ClaimingPartition) and outcome is Outcome.VALID
+        for _, _, said, outcome in watched.records
+    )

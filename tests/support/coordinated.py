@@ -1,0 +1,115 @@
+"""A process that consumes over a coordination log, and ends or stands still where told.
+
+It writes a line for each batch that its handler gets: `handled PARTITION FIRST END`.
+`at={"claimed": 2}` with `by="kill"` or `by="stop"` sends itself that signal when it
+comes to the step for the second time, after the line `at STEP`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from jobs_lib.coordination.consumer import Consumer
+from jobs_lib.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.intake import Part
+    from jobs_lib.coordination.messages import Shared
+    from jobs_lib.coordination.record import Record
+    from jobs_lib.coordination.world import Outcome
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class Staged(Consumer):
+    """A consumer that comes to named steps."""
+
+    def __init__(self, settings: Settings, at: dict[str, int], by: str, **more: Any):
+        super().__init__(settings, **more)
+        self._at = at
+        self._signal = SIGNALS[by]
+        self._counts: Counter[str] = Counter()
+
+    def step(self, name: str) -> None:
+        """Come to a step."""
+        self._counts[name] += 1
+        if self._at.get(name) == self._counts[name]:
+            say(f"at {name}")
+            os.kill(os.getpid(), self._signal)
+
+    def taken(self, shared: Shared, position: int | None) -> None:
+        self.step("taken")
+        say(f"taken {shared.partition}")
+        super().taken(shared, position)
+
+    def leave(self, shared: Shared) -> None:
+        self.step("leaving")
+        super().leave(shared)
+        say(f"left {shared.partition}")
+
+    def lost(self, shared: Shared) -> None:
+        say(f"lost {shared.partition}")
+        super().lost(shared)
+
+    def _process(self, part: Part) -> None:
+        self.step("fetched")
+        super()._process(part)
+        self.step("processed")
+
+    def _claim(self, part: Part, end: int) -> Outcome | None:
+        real = self.member.claim_messages
+
+        def claim(*given: Any) -> Any:
+            self.step("claiming")
+            sent = real(*given)
+            self.step("claim sent")
+            return sent
+
+        vars(self.member)["claim_messages"] = claim
+        try:
+            return super()._claim(part, end)
+        finally:
+            del vars(self.member)["claim_messages"]
+            self.step("claim read back")
+
+
+_saying = threading.Lock()
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    with _saying:
+        print(text, flush=True)
+
+
+def main() -> None:
+    """Run a consumer with the options of the first argument, as JSON."""
+    given = json.loads(sys.argv[1])
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    settings = Settings(kafka_bootstrap_servers=given.pop("servers"))
+    seconds = given.pop("seconds", 0.0)
+
+    def handle(records: list[Record]) -> None:
+        consumer.step("handling")
+        first, end = records[0].offset, records[-1].offset + 1
+        say(f"handled {records[0].partition} {first} {end}")
+        time.sleep(seconds)
+        consumer.step("handled")
+
+    consumer = Staged(
+        settings, given.pop("at", {}), given.pop("by", "kill"), **given, handle=handle
+    )
+    consumer.run()
+    say("ended")
+
+
+if __name__ == "__main__":
+    main()
