@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs_lib.coordination.consumer import Consumer
     from jobs_lib.coordination.log import Log
-    from jobs_lib.coordination.member import HoldListener, Member
+    from jobs_lib.coordination.member import Member
     from jobs_lib.coordination.messages import Shared
+    from jobs_lib.coordination.notices import HoldListener
     from jobs_lib.coordination.record import Record
 
 __all__ = ["Consumer", "HoldListener", "Log", "Member", "Record", "Shared"]
 
 _MODULES = {
     "Consumer": "consumer",
-    "HoldListener": "member",
+    "HoldListener": "notices",
     "Log": "log",
     "Member": "member",
     "Record": "record",

@@ -12,13 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, Self
 
-from confluent_kafka import (
-    TIMESTAMP_LOG_APPEND_TIME,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer
 
 from jobs_lib import telemetry
 from jobs_lib.coordination.log_topic import (
@@ -34,14 +28,17 @@ from jobs_lib.coordination.messages import (
     decode,
     find_place,
 )
-from jobs_lib.coordination.place import Place
-from jobs_lib.coordination.snapshots import NOBODY, find_last, is_near, split
+from jobs_lib.coordination.opening import (
+    Cut,
+    ReadAnew,
+    open_log,
+    raise_unless_soon_over,
+)
+from jobs_lib.coordination.snapshots import NOBODY, split
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.coordination.writer import Sent, Writer, read_clock
-from jobs_lib.errors import OffsetError, UnavailableError
-from jobs_lib.kafka.client import make_consumer
+from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.places import find_places
-from jobs_lib.kafka.refusal import SILENT, explain, is_soon_over
 from jobs_lib.kafka.topic_ids import TopicIds
 from jobs_lib.loop import Loop
 
@@ -52,28 +49,15 @@ if TYPE_CHECKING:
     from confluent_kafka import Message as KafkaMessage
 
     from jobs_lib.coordination.messages import Message, Shared
+    from jobs_lib.coordination.place import Place
     from jobs_lib.coordination.world import Entry, World
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
-_GROUP = "jobs-lib-coordination"
-"""Names the client; nobody joins a group of that name."""
 _POLL_SECONDS = 0.05
 _FETCH = 500
-_ANSWER_SECONDS = 10.0
 _PAUSE = 0.1
 _SEND_SECONDS = 10.0
-_CUT = {
-    KafkaError._AUTO_OFFSET_RESET,
-    KafkaError.OFFSET_OUT_OF_RANGE,
-    KafkaError._LOG_TRUNCATION,
-}
-_GONE = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.UNKNOWN_TOPIC_ID,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-}
 
 
 class LogListener(Protocol):
@@ -87,14 +71,6 @@ class LogListener(Protocol):
 
     def known(self) -> None:
         """Note that all that the log has is known, at first or again."""
-
-
-class _ReadAnew(Exception):
-    """The log must be read anew, and nobody has lost anything by that."""
-
-
-class _Cut(_ReadAnew):
-    """The log is another one than the one that was read."""
 
 
 class Log:
@@ -306,7 +282,7 @@ class Log:
                 if self._opened is None:
                     self._opened = self._open()
                 self._step(self._opened)
-            except _ReadAnew as why:
+            except ReadAnew as why:
                 self._forget(why)
             count = sum(place.world.next_offset for place in self._places)
             if count != before:
@@ -325,7 +301,7 @@ class Log:
                     if self._opened is None:
                         self._opened = self._open()
                     self._step(self._opened)
-                except _ReadAnew as why:
+                except ReadAnew as why:
                     self._forget(why)
                     self._loop.stopping.wait(_PAUSE)
                 yield
@@ -336,65 +312,14 @@ class Log:
     def _open(self) -> Consumer:
         """Begin to read anew."""
         self._refusals.clear()
-        partitions = check_log(self._settings, self.topic, self.interval)
         # The id first: if the topic is made anew meanwhile, its id differs.
         self._id = self._ids.read([self.topic]).get(self.topic)
-        consumer = make_consumer(
-            self._settings,
-            _GROUP,
-            self._refusals.append,
-            joins=False,
-            sees_uncommitted=True,
+        consumer, places = open_log(
+            self._settings, self.topic, self.interval, self._refusals.append
         )
-        try:
-            places = [
-                self._begin(number, *self._ask_range(consumer, number))
-                for number in range(partitions)
-            ]
-            self._use_snapshots(places)
-            consumer.assign(
-                [
-                    TopicPartition(self.topic, one.number, one.world.next_offset)
-                    for one in places
-                ]
-            )
-        except BaseException:
-            consumer.close()
-            raise
         with self.lock:
-            self.partitions, self._places = partitions, places
+            self.partitions, self._places = len(places), places
         return consumer
-
-    def _ask_range(self, consumer: Consumer, number: int) -> tuple[int, int]:
-        try:
-            found: tuple[int, int] = consumer.get_watermark_offsets(
-                TopicPartition(self.topic, number), timeout=_ANSWER_SECONDS
-            )
-        except KafkaException as failure:
-            raise explain(failure.args[0], self._settings, self.topic, "READ") from None
-        return found
-
-    def _begin(self, number: int, low: int, end: int) -> Place:
-        place = Place(number, low, end)
-        # If nothing is gone, nothing is missing without a snapshot.
-        place.is_partial = low > 0
-        return place
-
-    def _use_snapshots(self, places: list[Place]) -> None:
-        """Begin behind the last snapshots; one near the start saves little."""
-        ranges = {
-            one.number: (one.world.next_offset, one.target)
-            for one in places
-            if one.is_partial or not is_near(one.world.next_offset, one.target)
-        }
-        try:
-            found = find_last(self._settings, self.topic, _GROUP, ranges)
-        except OffsetError as error:
-            raise _Cut(str(error)) from None
-        for number, snapshot in found.items():
-            if snapshot.partitions != len(places):
-                raise refuse_growth(self.topic, snapshot.partitions, len(places))
-            places[number].restore(snapshot)
 
     def _step(self, consumer: Consumer) -> None:
         first = consumer.poll(_POLL_SECONDS)
@@ -409,12 +334,13 @@ class Log:
             self.lock.notify_all()
         seen = self._ids.poll().get(self.topic)
         if seen is not None and self._id is not None and seen != self._id:
-            raise _Cut(f"the topic was made anew: its id is {seen}, no more {self._id}")
+            raise Cut(f"the topic was made anew: its id is {seen}, no more {self._id}")
 
     def _take(self, message: KafkaMessage) -> None:
         number, offset = message.partition() or 0, message.offset() or 0
         if (error := message.error()) is not None:
-            self._judge(error, number)
+            place = self._places[number] if number < self.partitions else None
+            raise_unless_soon_over(error, self._settings, self.topic, place)
             return
         place = self._places[number]
         kind, time_ms = message.timestamp()
@@ -444,22 +370,13 @@ class Log:
         for listener in self._listeners:
             listener.applied(number, said, outcome)
 
-    def _judge(self, error: KafkaError, number: int) -> None:
-        if error.code() in _CUT:
-            wanted = self._places[number].world.next_offset
-            raise _Cut(f"{self.topic}/{number} has no record at offset {wanted}")
-        if error.code() in _GONE:
-            raise _Cut(f"Kafka does not show {self.topic}/{number}")
-        if error.code() not in SILENT and not is_soon_over(error):
-            raise explain(error, self._settings, self.topic, "READ")
-
     def _meet_gap(self, place: Place, offset: int) -> None:
         told = (
             f"{self.topic}/{place.number} goes on with offset {offset}, and "
             f"{place.world.next_offset} comes next"
         )
         if self.is_known or offset < place.world.next_offset:
-            raise _Cut(told)
+            raise Cut(told)
         # It is read anew already: all before the gap says nothing about what follows.
         telemetry.emit("log.cut", log=self.topic, error=told)
         place.begin_at(offset)
@@ -470,7 +387,7 @@ class Log:
             return
         found = place.collector.add(partitions, said)
         if found is not None and partitions == self.partitions:
-            raise _ReadAnew(f"{self.topic}/{place.number} has a snapshot now")
+            raise ReadAnew(f"{self.topic}/{place.number} has a snapshot now")
 
     def _settle(self) -> None:
         """Say that the log is known, once it is."""
@@ -525,7 +442,7 @@ class Log:
             if was_known:
                 for listener in self._listeners:
                     listener.lost(str(why))
-        if isinstance(why, _Cut):
+        if isinstance(why, Cut):
             telemetry.emit("log.cut", log=self.topic, error=str(why))
 
     def _close(self) -> None:

@@ -8,22 +8,16 @@ member's listener is called by a third one, so that nothing holds up a heartbeat
 from __future__ import annotations
 
 import math
-import re
 import threading
 import uuid
-from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from jobs_lib import telemetry
-from jobs_lib.backoff import is_number
 from jobs_lib.coordination import claims
 from jobs_lib.coordination.claims import Hold, Phase
+from jobs_lib.coordination.kept import Kept
 from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.messages import (
-    LONGEST_INTERVAL_MS,
-    NAME_LIMIT,
-    SHORTEST_INTERVAL_MS,
     ClaimingPartition,
     Heartbeat,
     Probe,
@@ -32,60 +26,33 @@ from jobs_lib.coordination.messages import (
     Shared,
     Snapshot,
 )
-from jobs_lib.coordination.shares import Attendance, find_share, order_parts
+from jobs_lib.coordination.names import check_interval, check_names
+from jobs_lib.coordination.notices import HoldListener, Notices
+from jobs_lib.coordination.shares import (
+    Attendance,
+    find_former,
+    find_share,
+    order_parts,
+)
+from jobs_lib.coordination.topics import Topics
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.coordination.writer import Sent, read_clock
-from jobs_lib.errors import ConfigurationError, FencedError, UnavailableError
-from jobs_lib.kafka.client import list_partitions
-from jobs_lib.kafka.refusal import missing_topics
+from jobs_lib.errors import FencedError, UnavailableError
 from jobs_lib.loop import Loop
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from jobs_lib.coordination.messages import Message
-    from jobs_lib.coordination.shares import Part
     from jobs_lib.settings import Settings
 
 BEATS = 3
 """Heartbeats in an interval."""
 _TICKS = 6
 """Ticks in an interval."""
-_GROUP_NAME = re.compile(r"[^.\s]+(\.[^.\s]+)+")
 _START_SECONDS = 30.0
 _TOPICS_EVERY = 10.0
-
-
-class HoldListener(Protocol):
-    """Learns what a member holds. A thread calls it that does nothing else."""
-
-    def taken(self, shared: Shared, position: int | None) -> None:
-        """Begin: the partition is held, and its records from a position on are next."""
-
-    def leave(self, shared: Shared) -> None:
-        """End soon, and call :meth:`Member.release`."""
-
-    def lost(self, shared: Shared) -> None:
-        """Stop: the partition is not held any more."""
-
-    def ended(self, error: Exception) -> None:
-        """Note that the member has ended for good, and holds nothing."""
-
-
-@dataclass
-class _Kept:
-    """What a member has to do with a partition."""
-
-    hold: Hold
-    position: int | None = None
-    """All before it is processed."""
-    sent_at: float = 0.0
-    """When the last record about it was sent."""
-    sure_at: float = -math.inf
-    """When the last one was sent that was read back as valid."""
-    is_leaving: bool = False
-    is_releasing: bool = False
 
 
 class Member:
@@ -125,18 +92,15 @@ class Member:
         check_names(log, group, client_id, topics)
         check_interval(interval)
         self.interval = interval
-        self.topics = sorted(set(topics))
         self.sender = Sender(group, client_id, uuid.uuid4().hex)
         self.log = Log(settings, log, self.sender, interval=interval)
         self.error: Exception | None = None
         """Why it has ended for good."""
-        self._settings = settings
         self._listener = listener
         self._interval_ms = round(interval * 1000)
-        self._kept: dict[Shared, _Kept] = {}
+        self._kept: dict[Shared, Kept] = {}
         self._before: dict[Shared, int] = {}
         """The claims that were held before the log was lost."""
-        self._parts: list[Part] = []
         self._attendance = Attendance(group, self._interval_ms)
         self._elders: set[str] = set()
         """Other instances of this client, which were seen before this one."""
@@ -147,13 +111,9 @@ class Member:
         self._is_stopping = False
         self._probed_at = -math.inf
         self._news = threading.Event()
-        self._notices: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._notices = Notices(group)
         self._ticking = Loop(f"member {group}", self._tick_on)
-        self._looking = Loop(f"topics {group}", self._look_on)
-        self._telling = threading.Thread(
-            target=self._tell_on, name=f"jobs_lib notices {group}", daemon=True
-        )
-        self._topics_every = topics_every
+        self._topics = Topics(settings, group, topics, topics_every, self._news.set)
         self.pulses = [self._ticking.pulse, self.log.pulse]
         self.log.listen(self)
 
@@ -179,11 +139,14 @@ class Member:
             TopicError: a topic does not exist.
             UnavailableError: no broker answers, or nothing is read back in time.
         """
-        self._look()
-        self.log.start()
-        self._telling.start()
+        self._topics.start()
+        try:
+            self.log.start()
+        except BaseException:
+            self._topics.stop()
+            raise
+        self._notices.start()
         self._ticking.start()
-        self._looking.start()
         with self.log.lock:
             self.log.lock.wait_for(
                 lambda: self.error or (self._is_seen and not self._resuming),
@@ -212,12 +175,10 @@ class Member:
             self._news.set()
             self.log.lock.wait_for(lambda: self.error or not self._kept, timeout)
         self._ticking.stop()
-        self._looking.stop()
+        self._topics.stop()
         with self.log.lock:
             self._drop_all()
-        if self._telling.ident is not None:
-            self._notices.put(None)
-            self._telling.join(timeout)
+        self._notices.stop(timeout)
         self.log.stop()
 
     # What is held
@@ -310,7 +271,7 @@ class Member:
             if not kept.is_releasing and now >= due:
                 self._send_heartbeat(shared, kept)
 
-    def _send_heartbeat(self, shared: Shared, kept: _Kept) -> None:
+    def _send_heartbeat(self, shared: Shared, kept: Kept) -> None:
         message = claims.keep(kept.hold, self.sender, shared, kept.position)
         if message is not None:
             kept.sent_at = read_clock()
@@ -331,28 +292,18 @@ class Member:
         self._is_seen = True
         self._elders = self._attendance.list_instances(self.sender.client_id)
         self._elders.discard(self.sender.instance_id)
-        self._resuming = self._find_former()
+        self._resuming = find_former(self.log.get_worlds(), self.sender)
         self._news.set()
-
-    def _find_former(self) -> set[Shared]:
-        """Find what other instances of this client hold, or held last."""
-        return {
-            shared
-            for world in self.log.get_worlds()
-            for shared, (_, holding) in world.entries.items()
-            if shared.group_id == self.sender.group_id
-            and holding is not None
-            and holding.client_id == self.sender.client_id
-            and holding.instance_id != self.sender.instance_id
-        }
 
     def _resume(self) -> None:
         """Take over what a former instance held, once that is not fresh."""
-        former = self._find_former() if self._resuming else set()
+        if not self._resuming:
+            return
+        former = find_former(self.log.get_worlds(), self.sender)
         for shared in list(self._resuming):
             if shared not in former:
                 self._resuming.discard(shared)
-            elif (shared.topic, shared.partition) not in self._parts:
+            elif (shared.topic, shared.partition) not in self._topics.parts:
                 self._resuming.discard(shared)  # It is not shared any more.
             elif shared not in self._kept:
                 self._try_to_claim(shared)
@@ -364,10 +315,10 @@ class Member:
         if not self._is_seen:
             return
         members = self._attendance.list_members()
-        share = find_share(self.sender.client_id, members, len(self._parts))
+        share = find_share(self.sender.client_id, members, len(self._topics.parts))
         ordered = [
             Shared(self.sender.group_id, *part)
-            for part in order_parts(self.sender.client_id, members, self._parts)
+            for part in order_parts(self.sender.client_id, members, self._topics.parts)
         ]
         staying = [one for one, kept in self._kept.items() if not kept.is_leaving]
         missing = share - len(staying) - len(self._resuming - self._kept.keys())
@@ -389,7 +340,7 @@ class Member:
             self.log.probe([place], self.interval / BEATS)
             return False
         hold, message = claims.begin_claim(self.sender, shared, self._interval_ms)
-        self._kept[shared] = _Kept(hold)
+        self._kept[shared] = Kept(hold)
         self.log.send(message, then=self._read_back)
         return True
 
@@ -398,7 +349,7 @@ class Member:
             kept = self._kept[shared]
             if kept.hold.phase is Phase.HELD and not kept.is_leaving:
                 kept.is_leaving = True
-                self._tell(self._listener.leave, shared)
+                self._notices.put(self._listener.leave, shared)
 
     def _is_paused(self, place: int) -> bool:
         return self.log.get_world(place).is_paused(self.sender.group_id)
@@ -430,7 +381,7 @@ class Member:
                 kept.position = message.end  # type: ignore[union-attr]
             if before.phase is not Phase.HELD:
                 kept.position = self.log.find(shared).position
-                self._tell(self._listener.taken, shared, kept.position)
+                self._notices.put(self._listener.taken, shared, kept.position)
 
     def applied(self, place: int, message: Message, outcome: Outcome) -> None:
         """See :class:`jobs_lib.coordination.log.LogListener`."""
@@ -474,7 +425,7 @@ class Member:
             holding = self.log.find(shared).holding
             if holding is not None and holding.is_of(self.sender):
                 # It was lost with the log, and the log still says who holds it.
-                kept = _Kept(Hold(Phase.CONFIRMING, claim))
+                kept = Kept(Hold(Phase.CONFIRMING, claim))
                 if holding.claim == claim:
                     self._kept[shared] = kept
         self._news.set()
@@ -487,7 +438,7 @@ class Member:
             "own, and end the old one before its successor starts"
         )
         self._drop_all()
-        self._tell(self._listener.ended, self.error)
+        self._notices.put(self._listener.ended, self.error)
         self.log.lock.notify_all()
 
     def _drop(self, shared: Shared, *, is_lost: bool = False) -> None:
@@ -499,85 +450,10 @@ class Member:
                 group=self.sender.group_id,
                 origin=f"{shared.topic}/{shared.partition}",
             )
-            self._tell(self._listener.lost, shared)
+            self._notices.put(self._listener.lost, shared)
         self._news.set()
         self.log.lock.notify_all()
 
     def _drop_all(self) -> None:
         for shared in list(self._kept):
             self._drop(shared, is_lost=True)
-
-    # The other threads
-
-    def _tell(self, tell: Callable[..., None], *values: object) -> None:
-        self._notices.put(lambda: tell(*values))
-
-    def _tell_on(self) -> None:
-        while (notice := self._notices.get()) is not None:
-            try:
-                notice()
-            # Its errors are the listener's: the next notice is told all the same.
-            except Exception as error:
-                loop = f"listener {self.sender.group_id}"
-                telemetry.emit("loop.failed", loop=loop, error=error)
-
-    def _look_on(self) -> Iterator[None]:
-        while not self._looking.stopping.wait(self._topics_every):
-            self._look()
-            yield
-
-    def _look(self) -> None:
-        """Look how many partitions the topics have."""
-        counts = list_partitions(self._settings, self.topics)
-        if missing := [one for one in self.topics if not counts[one]]:
-            raise missing_topics(self._settings, missing)
-        parts = [(one, part) for one in self.topics for part in range(counts[one])]
-        with self.log.lock:
-            self._parts = parts
-        self._news.set()
-
-
-def check_names(log: str, group: str, client_id: str, topics: Collection[str]) -> None:
-    """Refuse names that cannot be used.
-
-    Raises:
-        ConfigurationError: which, and why.
-    """
-    if not log:
-        raise ConfigurationError("the coordination log has no name: give log=…")
-    check_group(group)
-    if not isinstance(client_id, str) or not 0 < len(client_id) <= NAME_LIMIT:
-        raise ConfigurationError(
-            f"client_id={client_id!r} must have 1 to {NAME_LIMIT} characters: a name "
-            "that is the process's own, and the same after a restart"
-        )
-    if isinstance(topics, str) or not topics or not all(topics):
-        raise ConfigurationError(
-            f"topics={topics!r} must be a list of names, with one at least"
-        )
-
-
-def check_group(group: str) -> None:
-    """Refuse a group's name without a namespace.
-
-    Raises:
-        ConfigurationError: it has none, or is too long.
-    """
-    if not _GROUP_NAME.fullmatch(group) or len(group) > NAME_LIMIT or group == "-.-":
-        raise ConfigurationError(
-            f"group={group!r} needs a namespace before a dot, and {NAME_LIMIT} "
-            "characters at most: such as 'shop.mailer'"
-        )
-
-
-def check_interval(interval: float) -> None:
-    """Refuse an interval out of bounds.
-
-    Raises:
-        ConfigurationError: it is no number of seconds, or too short or long.
-    """
-    least, most = SHORTEST_INTERVAL_MS / 1000, LONGEST_INTERVAL_MS / 1000
-    if not is_number(interval) or not least <= interval <= most:
-        raise ConfigurationError(
-            f"interval={interval!r} must be seconds from {least:g} to {most:g}"
-        )

@@ -15,7 +15,7 @@ from jobs_lib.coordination.world import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from jobs_lib.coordination.messages import Message
+    from jobs_lib.coordination.messages import Message, Sender
     from jobs_lib.coordination.world import World
 
 Part = tuple[str, int]
@@ -111,6 +111,19 @@ class Attendance:
         run = self._holders.pop(shared, None)
         if run is not None:
             self._held[run] -= 1
+
+
+def find_former(worlds: Iterable[World], sender: Sender) -> set[Shared]:
+    """Find what other instances of a client hold, or held last."""
+    return {
+        shared
+        for world in worlds
+        for shared, (_, holding) in world.entries.items()
+        if shared.group_id == sender.group_id
+        and holding is not None
+        and holding.client_id == sender.client_id
+        and holding.instance_id != sender.instance_id
+    }
 
 
 def find_share(client_id: str, members: Sequence[str], parts: int) -> int:

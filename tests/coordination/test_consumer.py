@@ -194,6 +194,7 @@ def test_at_most_once_a_batch_is_claimed_before_it_is_handled(
     assert seen == [2, 4, 5]
 
 
+@pytest.mark.guarantee("M14")
 def test_at_most_once_a_batch_whose_claim_is_not_valid_is_not_handled(
     log_topic, topic, publish, consume, open_log, wait_for
 ):
@@ -212,6 +213,7 @@ def test_at_most_once_a_batch_whose_claim_is_not_valid_is_not_handled(
     assert handler.offsets() == [0, 4, 5, 6]
 
 
+@pytest.mark.guarantee("M3")
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_a_new_group_may_begin_at_the_end_and_its_successor_begins_there(
     log_topic, topic, publish, consume, wait_for, delivery
@@ -230,6 +232,7 @@ def test_a_new_group_may_begin_at_the_end_and_its_successor_begins_there(
     assert handler.offsets() == [3, 4]
 
 
+@pytest.mark.guarantee("M20", "M3")
 def test_a_partition_whose_records_are_gone_waits_until_its_position_is_set(
     log_topic, topic, publish, consume, open_log, wait_for, kafka_admin, heard
 ):
@@ -253,6 +256,7 @@ def test_a_partition_whose_records_are_gone_waits_until_its_position_is_set(
     assert len(handler.records) == 10
 
 
+@pytest.mark.guarantee("M20")
 def test_a_position_may_be_set_back(
     log_topic, topic, publish, consume, open_log, wait_for
 ):
@@ -289,6 +293,7 @@ def test_a_partition_whose_position_was_lost_with_the_log_is_not_read_at_most_on
     wait_for(lambda: handler.offsets() == [2, 3], what=lambda: str(handler.batches))
 
 
+@pytest.mark.guarantee("M12")
 def test_two_groups_read_the_same_topic_independently(
     log_topic, topic, publish, consume, wait_for
 ):

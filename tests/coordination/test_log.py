@@ -103,6 +103,7 @@ def test_a_record_is_read_back_with_its_offset_and_what_it_did(log_topic, open_l
     assert log.find(ORDERS).position == 7
 
 
+@pytest.mark.guarantee("M4", "I31")
 def test_a_log_that_is_read_later_says_the_same(log_topic, open_log, bootstrap_servers):
     name = log_topic(4)
     first = open_log(name, "a")
@@ -118,6 +119,7 @@ def test_a_log_that_is_read_later_says_the_same(log_topic, open_log, bootstrap_s
     assert sum(len(one.entries) for one in second.get_worlds()) == 20
 
 
+@pytest.mark.guarantee("M21")
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -183,6 +185,7 @@ def test_a_record_without_an_append_time_is_refused(
         open_log(name)
 
 
+@pytest.mark.guarantee("M21")
 def test_producers_that_lose_records_are_refused(log_topic, bootstrap_servers):
     settings = Settings(kafka_bootstrap_servers=bootstrap_servers, kafka={"acks": "1"})
     log = Log(settings, log_topic(), Sender("a.b", "c", "d"))

@@ -86,6 +86,7 @@ class Watched:
             }
 
 
+@pytest.mark.guarantee("M1")
 def test_five_processes_share_twenty_partitions_with_one_owner_each(
     log_topic, topic, consume, open_log, wait_for, bootstrap_servers
 ):
@@ -120,6 +121,7 @@ KILLED = [
 ]
 
 
+@pytest.mark.guarantee("M14")
 @pytest.mark.expects("loop.failed")
 @pytest.mark.parametrize("by", ["kill", "stop"])
 @pytest.mark.parametrize("step", KILLED)
@@ -132,6 +134,7 @@ def test_at_most_once_nothing_is_handled_twice_wherever_a_process_stops(
     )
 
 
+@pytest.mark.guarantee("M14", "I32")
 @pytest.mark.expects("loop.failed")
 @pytest.mark.parametrize("step", ["claiming", "claim sent", "claim read back"])
 def test_at_most_once_nothing_is_handled_twice_where_a_claim_stalls(
@@ -169,6 +172,7 @@ def handle_at_most_once(log_topic, topic, consume, wait_for, servers, step, by):
     assert len(missing) <= 10
 
 
+@pytest.mark.guarantee("M15")
 @pytest.mark.parametrize("batch", [1, 7])
 def test_at_most_once_a_kill_loses_one_batch_at_most(
     log_topic, topic, consume, wait_for, bootstrap_servers, batch
@@ -187,6 +191,7 @@ def test_at_most_once_a_kill_loses_one_batch_at_most(
     ]
 
 
+@pytest.mark.guarantee("M16")
 def test_at_least_once_a_kill_repeats_what_one_interval_did_and_loses_nothing(
     log_topic, topic, consume, open_log, wait_for, bootstrap_servers
 ):
@@ -210,6 +215,7 @@ def test_at_least_once_a_kill_repeats_what_one_interval_did_and_loses_nothing(
     assert sum(found.values()) - 200 == done - told
 
 
+@pytest.mark.guarantee("M18", "I32")
 @pytest.mark.expects("loop.failed")
 def test_at_least_once_a_process_that_wakes_finishes_one_batch_at_most(
     log_topic, topic, consume, wait_for, bootstrap_servers
@@ -254,6 +260,7 @@ def test_a_process_that_stood_still_joins_again(
     )
 
 
+@pytest.mark.guarantee("M22", "M23")
 @pytest.mark.expects("loop.failed")
 @pytest.mark.slow
 def test_random_kills_and_stalls_leave_one_holder_and_no_claimed_record_twice(
