@@ -114,6 +114,7 @@ class Log:
         self._settings = settings
         self._only_reads = only_reads
         self._places: list[Place] = []
+        self._gaps: set[int] = set()
         self._listeners: list[LogListener] = []
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._ids = TopicIds(settings, [topic], ids_every)
@@ -315,7 +316,11 @@ class Log:
         # The id first: if the topic is made anew meanwhile, its id differs.
         self._id = self._ids.read([self.topic]).get(self.topic)
         consumer, places = open_log(
-            self._settings, self.topic, self.interval, self._refusals.append
+            self._settings,
+            self.topic,
+            self.interval,
+            self._refusals.append,
+            self._gaps,
         )
         with self.lock:
             self.partitions, self._places = len(places), places
@@ -379,6 +384,7 @@ class Log:
             raise Cut(told)
         # It is read anew already: all before the gap says nothing about what follows.
         telemetry.emit("log.cut", log=self.topic, error=told)
+        self._gaps.add(place.number)
         place.begin_at(offset)
 
     def _note_snapshot(self, place: Place, partitions: int, said: Snapshot) -> None:
@@ -386,7 +392,9 @@ class Log:
         if not place.is_partial:
             return
         found = place.collector.add(partitions, said)
-        if found is not None and partitions == self.partitions:
+        if found is None or partitions != self.partitions:
+            return
+        if place.can_begin_with(found):
             raise ReadAnew(f"{self.topic}/{place.number} has a snapshot now")
 
     def _settle(self) -> None:

@@ -14,7 +14,7 @@ from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.refusal import SILENT, explain, is_soon_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
@@ -48,6 +48,7 @@ def open_log(
     topic: str,
     interval: float,
     on_refused: Callable[[AccessError], None],
+    gaps: Collection[int] = (),
 ) -> tuple[Consumer, list[Place]]:
     """Make a consumer that reads the log from the last snapshots on.
 
@@ -56,6 +57,7 @@ def open_log(
         topic: the log's name in Kafka.
         interval: of the member, in seconds.
         on_refused: called when the brokers refuse the client.
+        gaps: the places in which a gap was met: they begin with a snapshot behind it.
 
     Returns the consumer, and all places as they are where it begins.
 
@@ -71,7 +73,7 @@ def open_log(
     )
     try:
         places = [_begin(consumer, settings, topic, one) for one in range(partitions)]
-        _use_snapshots(settings, topic, places)
+        _use_snapshots(settings, topic, places, gaps)
         consumer.assign(
             [TopicPartition(topic, one.number, one.world.next_offset) for one in places]
         )
@@ -114,12 +116,16 @@ def _begin(consumer: Consumer, settings: Settings, topic: str, number: int) -> P
     return place
 
 
-def _use_snapshots(settings: Settings, topic: str, places: list[Place]) -> None:
+def _use_snapshots(
+    settings: Settings, topic: str, places: list[Place], gaps: Collection[int]
+) -> None:
     """Begin behind the last snapshots; one near the start saves little."""
     ranges = {
         one.number: (one.world.next_offset, one.target)
         for one in places
-        if one.is_partial or not is_near(one.world.next_offset, one.target)
+        if one.is_partial
+        or one.number in gaps
+        or not is_near(one.world.next_offset, one.target)
     }
     try:
         found = find_last(settings, topic, _GROUP, ranges)
@@ -128,4 +134,5 @@ def _use_snapshots(settings: Settings, topic: str, places: list[Place]) -> None:
     for number, snapshot in found.items():
         if snapshot.partitions != len(places):
             raise refuse_growth(topic, snapshot.partitions, len(places))
-        places[number].restore(snapshot)
+        if places[number].can_begin_with(snapshot):
+            places[number].restore(snapshot)

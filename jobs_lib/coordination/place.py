@@ -22,6 +22,8 @@ class Place:
         self.number = number
         self.world = World(number)
         self.world.next_offset = start
+        self.begins_at = start
+        """The offset behind the last one of which nothing is known."""
         self.target = target
         """The end that it had when the reader began."""
         self.is_partial = False
@@ -59,7 +61,12 @@ class Place:
         self.world = World(self.number)
         self.world.next_offset = offset
         self.collector = Collector()
+        self.begins_at = offset
         self.is_partial = True
+
+    def can_begin_with(self, snapshot: Found) -> bool:
+        """Whether all records behind a snapshot are there."""
+        return snapshot.as_of + 1 >= self.begins_at
 
     def fold(
         self, offset: int, time_ms: int, partitions: int, said: Message, own: Sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -324,3 +325,51 @@ def test_coordination_loads_no_database_driver():
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_a_gap_between_two_offsets_is_noticed_and_nothing_before_it_counts(
+    log_topic, settings, bootstrap_servers, heard, wait_for
+):
+    name = log_topic(1)
+    listener = Listener()
+    log = Log(settings, name, Sender("shop.mailer", "c", "d"), interval=0.5)
+    log.listen(listener)
+    with log:
+        log.send(ClaimingPartition(log.sender, ORDERS, 500)).wait(WAIT)
+        # The end of somebody's transaction takes an offset, and is no record.
+        producer = Producer(
+            {"bootstrap.servers": bootstrap_servers, "transactional.id": name}
+        )
+        producer.init_transactions(WAIT)
+        producer.begin_transaction()
+        producer.produce(name, b"no message", partition=0)
+        producer.commit_transaction(WAIT)
+
+        def is_lost() -> bool:
+            # The broker may write the end of the transaction a moment later.
+            log.probe([0], 0.1)
+            return "lost" in listener.told
+
+        wait_for(is_lost, what=lambda: f"the log is lost: {listener.told}")
+        wait_for(lambda: log.is_known, timeout=60, what="the log is read anew")
+        assert log.lost_places == {0}
+        assert log.find(ORDERS).holding is None
+        errors = [fields["error"] for event, fields in heard if event == "log.cut"]
+        assert re.search(r"goes on with offset (\d), and \d comes next", errors[0])
+
+
+def test_a_snapshot_is_passed_over_if_records_behind_it_are_gone(
+    log_topic, open_log, bootstrap_servers, kafka_admin
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    (part,) = snapshots.split(first.get_worlds()[0].copy(), first.sender)
+    first.send(ReleasingPartition(first.sender, ORDERS, 0, 5)).wait(WAIT)
+    first.stop()
+    write(bootstrap_servers, name, 0, encode(part, 1))
+    cut(kafka_admin, name, 0, 2)
+    second = open_log(name, "b")
+    # It says that the partition is held, which the lost record has ended.
+    assert second.find(ORDERS).holding is None
+    assert second.lost_places == {0}
