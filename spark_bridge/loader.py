@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.version import __version__
+from spark_bridge.master import count_tasks
+from spark_bridge.workers import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 RESULT = "range int, keys bigint"
 """A task's result: the ranges that it has loaded, and the keys of each."""
-_MOST_TASKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def load_with_spark(
         return 0
     # The numbers of the ranges travel with the function. A frame of them would have to
     # be made, and then to be shuffled.
-    places = spark.range(0, len(ranges), 1, min(len(ranges), _MOST_TASKS))
+    tasks = count_tasks(read_settings(spark).get("spark.master", ""), len(ranges))
+    places = spark.range(0, len(ranges), 1, tasks)
     task = make_task(target, loading, ranges)
     loaded = places.mapInArrow(task, RESULT)
     return sum(row["keys"] for row in loaded.collect())

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN = 5.0
 """Seconds for a master to take a connection; Spark itself would try for a minute."""
+TASKS_EACH = 4
+"""Tasks for each thread of this machine: so many that none waits long for the last."""
+MOST_TASKS = 64
+"""Tasks on a cluster, whose size nobody tells."""
 _STANDALONE = "spark://"
+_THREADS = re.compile(r"local\[(\d+)[],]")
 _HOST = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:]+)):(?P<port>\d{1,5})")
 _DEFAULT = re.compile(r"\s*([^\s=:#]+)(?:\s*[=:]\s*|\s+)(.*?)\s*")
 _ENCRYPTIONS = (
@@ -40,6 +45,23 @@ def is_local(master: str) -> bool:
     """Whether Spark runs inside this process alone."""
     # `local-cluster[…]` starts processes, and its workers are machines to us.
     return master == "local" or master.startswith("local[")
+
+
+def count_threads(master: str) -> int:
+    """How many threads of this machine Spark uses; meant for a local master."""
+    if found := _THREADS.match(master):
+        return max(1, int(found[1]))
+    return 1 if master == "local" else os.cpu_count() or 1
+
+
+def count_tasks(master: str, pieces: int) -> int:
+    """Choose how many tasks share pieces of work, such as ranges.
+
+    A task costs a tenth of a second of CPU for itself, which is more than a piece does.
+    """
+    if is_local(master):
+        return min(pieces, TASKS_EACH * count_threads(master))
+    return min(pieces, MOST_TASKS)
 
 
 def is_here(master: str) -> bool:

@@ -14,7 +14,9 @@ from jobs_lib.reexport.run import CHUNK
 from jobs_lib.reexport.stale import SqlFinder, Stale, remove_stale
 from spark_bridge.engine import KEEP, SparkEngine
 from spark_bridge.loader import Target
+from spark_bridge.master import count_tasks
 from spark_bridge.topic import TopicPart, find_newest, read_topic
+from spark_bridge.workers import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from jobs_lib.reexport import Finder, LagLimit, Progress, Window
     from jobs_lib.reexport.source import Source
     from jobs_lib.settings import Settings
-
-_MOST_TASKS = 64
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def read_keys(spark: Any, target: Target, entity: Entity) -> Any:
         plan = plan_ranges(connection, database.queries, entity)
     bounds = [(piece.lower, piece.upper) for piece in plan.ranges]
     frame = spark.createDataFrame(bounds, "lower string, upper string")
-    tasks = min(len(bounds), _MOST_TASKS)
+    tasks = count_tasks(read_settings(spark).get("spark.master", ""), len(bounds))
     task = _make_task(target, plan.source)
     return frame.repartition(tasks).mapInArrow(task, "key string")
 

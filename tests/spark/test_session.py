@@ -124,6 +124,12 @@ def test_another_machines_master_may_reach_the_driver():
     assert session.session_settings("local[2]")["spark.driver.host"] == "127.0.0.1"
 
 
+def test_an_exchange_on_this_machine_has_parts_by_its_threads():
+    parts = "spark.sql.shuffle.partitions"
+    assert session.session_settings("local[2,4]")[parts] == "16"
+    assert parts not in session.session_settings("spark://host:7077")
+
+
 def test_the_last_user_of_a_session_stops_it(monkeypatch):
     there: list[object] = []
     said: list[str] = []
