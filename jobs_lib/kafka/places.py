@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _SPECS = cast("Any", OffsetSpec)
 _CONFIG_SECONDS = 10.0
 _PAUSE = 0.1
+_PATIENCE = 10.0
+"""Seconds in which a partition gets a leader."""
 
 
 def read_ends(
@@ -74,14 +76,11 @@ def find_places(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers in time.
     """
-    asked = _find_partitions(settings, topic)
-    if at == "start":
-        found = _list_offsets(settings, asked, _SPECS.earliest())
-    else:
-        found = _list_offsets(settings, asked, _SPECS.latest())
+    spec = _SPECS.earliest() if at == "start" else _SPECS.latest()
+    found = _list_all(settings, topic, spec)
     if isinstance(at, datetime):
         milliseconds = round(at.timestamp() * 1000)
-        then = _list_offsets(settings, asked, _SPECS.for_timestamp(milliseconds))
+        then = _list_all(settings, topic, _SPECS.for_timestamp(milliseconds))
         # Kafka gives a negative offset where no record is as new as that.
         found.update({one: offset for one, offset in then.items() if offset >= 0})
     return {one.partition: offset for one, offset in found.items()}
@@ -97,14 +96,7 @@ def find_committed_ends(settings: Settings, topic: str) -> dict[int, int]:
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers in time.
     """
-    asked = _find_partitions(settings, topic)
-    found = _list_offsets(settings, asked, _SPECS.latest(), committed=True)
-    if len(found) < len(asked):
-        # Its records would be missing, and nobody would notice.
-        raise UnavailableError(
-            f"the topic {topic!r} has {len(asked)} partitions, and Kafka gives the "
-            f"ends of {len(found)}: is a partition without a leader? Try again"
-        )
+    found = _list_all(settings, topic, _SPECS.latest(), committed=True)
     return {one.partition: offset for one, offset in found.items()}
 
 
@@ -271,6 +263,34 @@ def _find_partitions(settings: Settings, topic: str) -> list[TopicPartition]:
     if not count:
         raise missing_topics(settings, [topic])
     return [TopicPartition(topic, number) for number in range(count)]
+
+
+def _list_all(
+    settings: Settings,
+    topic: str,
+    spec: Any,
+    *,
+    committed: bool = False,
+) -> dict[TopicPartition, int]:
+    """Ask for one offset of each partition of a topic, until Kafka gives all.
+
+    A partition that is left out would be missing in what is made of them, and nobody
+    would notice. It has no leader for a moment if the topic is new, or a broker ends.
+    """
+    asked = _find_partitions(settings, topic)
+    until = time.monotonic() + _PATIENCE
+    while True:
+        found = _list_offsets(settings, asked, spec, committed=committed)
+        if len(found) == len(asked):
+            return found
+        if time.monotonic() > until:
+            missing = sorted(one.partition for one in {*asked} - {*found})
+            raise UnavailableError(
+                f"Kafka gives no offset of {topic}/{missing[0]}, nor of "
+                f"{len(missing) - 1} other partitions: are they without a leader? Try "
+                "again"
+            )
+        time.sleep(_PAUSE)
 
 
 def _list_offsets(

@@ -8,8 +8,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import UnavailableError
+from jobs_lib.kafka import places
 from jobs_lib.kafka.client import make_consumer
-from jobs_lib.kafka.places import read_committed
+from jobs_lib.kafka.places import find_committed_ends, find_places, read_committed
 from tests.support.apps import make_app
 from tests.support.groups import Group
 
@@ -61,3 +62,46 @@ def test_a_group_that_kafka_does_not_tell_is_named(settings, topic, refuse, code
     refuse(code, 1_000)
     with pytest.raises(UnavailableError, match=f"offsets of the group '{name}'"):
         read_committed(settings, name, name, timeout=0.5)
+
+
+ASK = {
+    "start": lambda settings, name: find_places(settings, name, "start"),
+    "end": lambda settings, name: find_places(settings, name, "end"),
+    "committed": find_committed_ends,
+}
+
+
+@pytest.fixture
+def silence(monkeypatch):
+    """A function that keeps the last partition from an answer, a number of times."""
+
+    def silence(times: int) -> None:
+        ask, answers = places._list_offsets, iter(range(times))
+
+        def list_some(*given, **others):
+            found = ask(*given, **others)
+            if next(answers, None) is not None:
+                found.pop(max(found, key=lambda one: one.partition))
+            return found
+
+        monkeypatch.setattr(places, "_list_offsets", list_some)
+
+    return silence
+
+
+@pytest.mark.parametrize("what", ASK)
+def test_a_partition_without_a_leader_is_asked_again(settings, topic, silence, what):
+    name = topic(3)
+    silence(3)
+    assert ASK[what](settings, name) == {0: 0, 1: 0, 2: 0}
+
+
+@pytest.mark.parametrize("what", ASK)
+def test_a_partition_that_never_answers_is_named(
+    settings, topic, silence, what, monkeypatch
+):
+    name = topic(3)
+    silence(1_000)
+    monkeypatch.setattr(places, "_PATIENCE", 0.3)
+    with pytest.raises(UnavailableError, match=f"{name}/2"):
+        ASK[what](settings, name)
