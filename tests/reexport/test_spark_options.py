@@ -78,8 +78,10 @@ def test_what_the_options_say_arrives_where_spark_is_started(command, run, monke
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_spark_that_cannot_be_is_refused_before_anything_is_done(
-    command, run, shop, admin
+    command, run, shop, admin, monkeypatch
 ):
+    # A command runs in a process of its own; other tests may have a session in this.
+    monkeypatch.setattr(engine, "find_session", lambda: None)
     produce(shop.servers, shop.topic.name, [("1", {}), ("9", {})])
     nobody = f"spark://127.0.0.1:{free_port()}"
     for options, told in (
