@@ -272,7 +272,7 @@ def test_the_settings_of_the_command_reach_the_session(database, monkeypatch):
             *("start", "aircraft", "--rate", "60", "--packed", "a.tar.gz"),
             *("--conf", "spark.cores.max=4", "--conf", "spark.a=b=c"),
         )
-    assert given["settings"] == {"spark.cores.max": "4", "spark.a": "b=c"}
+    assert given["conf"] == {"spark.cores.max": "4", "spark.a": "b=c"}
     assert given["packed"] == "a.tar.gz"
 
 
