@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.consuming.progress import get_offset
-from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.subscription import BlockError
+from jobs_lib.kafka.timestamps import read_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,9 +17,9 @@ from jobs_lib import telemetry
 from jobs_lib.consuming.blame import is_of_record
 from jobs_lib.consuming.offsets import ENDED, MOVED
 from jobs_lib.consuming.progress import get_offset
-from jobs_lib.consuming.record import read_timestamp
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import FencedError, RecordError
+from jobs_lib.kafka.timestamps import read_timestamp
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:

@@ -7,23 +7,22 @@ message when it is asked for it: headers and times cost more than all else.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, cast
 from uuid import UUID, uuid5
 
 from typing_extensions import TypeVar
 
 from jobs_lib.errors import RecordError
+from jobs_lib.kafka.timestamps import read_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from confluent_kafka import Message
 
 _NAMESPACE = UUID("4b9e1f2c-6a53-4d0e-9f57-0c6e2a8b71d4")
 """Never to be changed: all idempotency keys follow from it."""
-_LATEST_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999, which is the last one that Python knows."""
 _VERSION = "ce_version"
 _DIGITS = 19
 """Digits of the largest version: the relay writes a bigint."""
@@ -261,12 +260,6 @@ def make_record(
         RecordError: its key is not of the type that ``read_key`` reads.
     """
     return Record(message, read_key(message), value, highest)
-
-
-def read_timestamp(message: Message) -> datetime:
-    """Get a message's time. A producer may write any number: the year 9999 is last."""
-    milliseconds = min(max(message.timestamp()[1], 0), _LATEST_MS)
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def describe(message: Message) -> str:

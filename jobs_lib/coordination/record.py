@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-if TYPE_CHECKING:
-    from confluent_kafka import Message
+from jobs_lib.kafka.timestamps import read_timestamp
 
-_LATEST_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999, which is the last one that Python knows."""
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from confluent_kafka import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class Record:
 
 def make_record(message: Message) -> Record:
     """Make the record of Kafka's message."""
-    milliseconds = min(max(message.timestamp()[1], 0), _LATEST_MS)
     return Record(
         message.topic() or "",
         message.partition() or 0,
@@ -40,7 +39,7 @@ def make_record(message: Message) -> Record:
         message.key(),
         message.value(),
         tuple(cast("Any", message.headers() or ())),
-        datetime.fromtimestamp(milliseconds / 1000, UTC),
+        read_timestamp(message),
     )
 
 

@@ -6,8 +6,9 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from jobs_lib.consuming.record import read_timestamp, read_version
+from jobs_lib.consuming.record import read_version
 from jobs_lib.kafka.newest import Newest
+from jobs_lib.kafka.timestamps import read_timestamp
 from jobs_lib.operating.where_facts import COUNTED, OutboxRows, SourceRow, Unknown
 
 if TYPE_CHECKING:

@@ -1,0 +1,18 @@
+"""The time of a message, as Kafka gives it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+_LATEST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, which is the last one that Python knows."""
+
+
+def read_timestamp(message: Message) -> datetime:
+    """Get a message's time. A producer may write any number: the year 9999 is last."""
+    milliseconds = min(max(message.timestamp()[1], 0), _LATEST_MS)
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
