@@ -18,9 +18,11 @@ from jobs_lib.coordination.claims import Hold, Phase
 from jobs_lib.coordination.kept import Kept
 from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.messages import (
+    ClaimingMessages,
     ClaimingPartition,
     Heartbeat,
     Probe,
+    ReleaseGroup,
     ReleasingPartition,
     Sender,
     Shared,
@@ -358,8 +360,8 @@ class Member:
 
     def _read_back(self, sent: Sent) -> None:
         message = sent.message
-        assert not isinstance(message, (Probe, Snapshot))
-        shared: Shared = message.shared  # type: ignore[union-attr]
+        assert not isinstance(message, (Probe, ReleaseGroup, Snapshot))
+        shared = message.shared
         kept = self._kept.get(shared)
         if kept is None:
             return
@@ -369,16 +371,20 @@ class Member:
                 self._drop(shared)
             return
         before = kept.hold
-        kept.hold = claims.read_back(before, message, sent.offset, sent.outcome)  # type: ignore[arg-type]
+        kept.hold = claims.read_back(before, message, sent.offset, sent.outcome)
         if kept.hold.phase is Phase.FREE:
             self._drop(shared, is_lost=not isinstance(message, ReleasingPartition))
         elif kept.hold.phase is Phase.CONFIRMING:
             if before.phase is Phase.CLAIMING:
                 self._send_heartbeat(shared, kept)
-        elif sent.outcome is Outcome.VALID and sent.message.claim == kept.hold.claim:  # type: ignore[union-attr]
+        elif (
+            isinstance(message, (Heartbeat, ClaimingMessages))
+            and sent.outcome is Outcome.VALID
+            and message.claim == kept.hold.claim
+        ):
             kept.sure_at = max(kept.sure_at, sent.sent_at)
-            if not isinstance(message, Heartbeat):
-                kept.position = message.end  # type: ignore[union-attr]
+            if isinstance(message, ClaimingMessages):
+                kept.position = message.end
             if before.phase is not Phase.HELD:
                 kept.position = self.log.find(shared).position
                 self._notices.put(self._listener.taken, shared, kept.position)

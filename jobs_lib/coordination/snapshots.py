@@ -60,8 +60,7 @@ class Collector:
         del self._parts[key]
         chosen = [parts.get(number) for number in range(message.parts)]
         entries = "".join(one.entries for one in chosen if one is not None)
-        lines = entries.splitlines(keepends=True)
-        if find_digest(lines, message.pauses) != message.digest:
+        if find_digest([entries], message.pauses) != message.digest:
             return None
         # What is older than a complete one helps nobody.
         self._parts.clear()
