@@ -52,3 +52,13 @@ def bucketed(
     for time, value in points:
         buckets.setdefault(int(time // width), []).append(value)
     return [(number * width, buckets[number]) for number in sorted(buckets)]
+
+
+def count_fullest(times: Sequence[float], seconds: float = 60.0) -> int:
+    """Count the times in the fullest window; they are sorted."""
+    first = most = 0
+    for number, at in enumerate(times):
+        while at - times[first] >= seconds:
+            first += 1
+        most = max(most, number - first + 1)
+    return most

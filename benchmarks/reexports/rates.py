@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
-from benchmarks.figures import median, percentile, ratio
+from benchmarks.figures import count_fullest, median, percentile, ratio
 from benchmarks.peers.peer import REPOSITORY
 from jobs_lib import App, reexport
 from jobs_lib.outbox.topic import Entity
@@ -198,16 +198,6 @@ def staged(server: Server, broker: KafkaBroker) -> Iterator[Stage]:
         stage.close()
 
 
-def fullest(times: list[float], seconds: float = 60.0) -> int:
-    """Count the records of the fullest window."""
-    first = best = 0
-    for last, at in enumerate(times):
-        while at - times[first] >= seconds:
-            first += 1
-        best = max(best, last - first + 1)
-    return best
-
-
 def measure_rate(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[str, Any]:
     """Two re-exports: one is paused and changed, and both see an outage."""
     rate, span = 6_000, 20.0 if quick else 150.0
@@ -247,7 +237,7 @@ def measure_rate(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
     for name in NAMES:
         times = found[name]
         # The rate of the second one was lowered: its first windows have the higher.
-        peaks.append(fullest(times) / rate)
+        peaks.append(count_fullest(times) / rate)
         for began, ended, limit in spans[name]:
             count = sum(began <= at < ended for at in times)
             means.append(count / (limit * (ended - began) / 60))

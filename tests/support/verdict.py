@@ -6,8 +6,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks.figures import count_fullest
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from tests.support.records import Seen
 
@@ -91,13 +93,3 @@ def read_version(record: Seen) -> int | None:
     if (version := record.headers.get("ce_version")) is not None:
         return int(version)
     return None if record.value is None else int(record.json["version"])
-
-
-def count_fullest(times: Sequence[float], seconds: float = 60.0) -> int:
-    """Count the times in the fullest window; they are sorted."""
-    first = most = 0
-    for number, at in enumerate(times):
-        while at - times[first] >= seconds:
-            first += 1
-        most = max(most, number - first + 1)
-    return most

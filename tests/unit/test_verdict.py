@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from benchmarks.figures import count_fullest
 from tests.support.records import Seen
-from tests.support.verdict import Sent, count_fullest, judge
+from tests.support.verdict import Sent, judge
 
 TABLE = {"a": 1, "b": 2}
 ONE_A_SECOND = [float(second) for second in range(300)]
