@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 KEY_LIMIT = 1_000
 """Bytes that a key may have: indexes hold it, those of consumers as well."""
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8."""
 LARGEST_MESSAGE = "max.message.bytes"
 """A topic's limit in Kafka."""
 _LARGEST_SENT = "message.max.bytes"
@@ -61,6 +63,14 @@ def check_key(topic: Limits, key: str | None) -> None:
             f"UTF-8 without NUL, and this one does not ({given}): give a short "
             "stable id, or a digest"
         )
+
+
+def is_short(key: str) -> bool:
+    """Whether a text is not too long for a key.
+
+    Most are so short that nothing must be encoded to tell.
+    """
+    return len(key) <= KEY_LIMIT // _LONGEST_CHARACTER or len(key.encode()) <= KEY_LIMIT
 
 
 def check_version(topic: Limits, version: object) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.kafka.checks import KEY_LIMIT
+from jobs_lib.kafka.checks import KEY_LIMIT, is_short
 from jobs_lib.partitioner import choose_partitions
 from jobs_lib.reexport.chunks import CHUNK_TYPE
 from jobs_lib.reexport.snapshot import reading
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     ]
 
 _COPY_CHUNKS = 500
-LONGEST_CHARACTER = 4
-"""Bytes of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,7 @@ class KeyList(list[str]):
         if "" in self:
             raise refuse_empty_key()
         for key in self:
-            if len(key) <= KEY_LIMIT // LONGEST_CHARACTER:
-                continue
-            if len(key.encode()) > KEY_LIMIT:
+            if not is_short(key):
                 raise refuse_long_key(len(key))
 
     def encode(self, loading: Loading) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.kafka.checks import KEY_LIMIT
+from jobs_lib.kafka.checks import is_short
 from jobs_lib.kafka.keys import Keys, cut, read_keys
 from jobs_lib.kafka.places import find_committed_ends, find_places
 from jobs_lib.partitioner import choose_partition
@@ -36,7 +36,6 @@ from jobs_lib.reexport.control import (
     set_rate,
     watch_lag,
 )
-from jobs_lib.reexport.loading import LONGEST_CHARACTER
 from jobs_lib.reexport.run import (
     CHUNK,
     check_asked,
@@ -198,10 +197,7 @@ def version_of_end(highest: int | None, versioned: bool) -> int | None:
 
 def is_storable(key: str) -> bool:
     """Whether a row of the outbox can have this key."""
-    if "\0" in key or not key:
-        return False
-    # A short text needs no encoding to tell.
-    return len(key) <= KEY_LIMIT // LONGEST_CHARACTER or len(key.encode()) <= KEY_LIMIT
+    return bool(key) and "\0" not in key and is_short(key)
 
 
 def _find_unfinished(database: Database, entity: Entity) -> tuple[int, bool] | None:
