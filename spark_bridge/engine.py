@@ -18,7 +18,7 @@ from spark_bridge.master import (
     read_defaults,
 )
 from spark_bridge.pack import add_packed
-from spark_bridge.session import default_master, find_session, is_ours, open_session
+from spark_bridge.session import default_master, find_session, open_session
 from spark_bridge.workers import check_session, read_settings, watching
 
 if TYPE_CHECKING:
@@ -75,24 +75,41 @@ class SparkEngine:
         """Check what can be checked without Spark, so before anything is begun.
 
         Raises:
-            ReexportError: the master does not answer, or the database's password would
-                cross a network in the open.
+            ReexportError: the master does not answer, the database's password would
+                cross a network in the open, or the process has a session already that
+                is not as asked.
         """
         session = find_session()
         if session is not None:
-            if self._settings and not is_ours(session):
-                raise ReexportError(
-                    "this process has a Spark session already, so it is too late for "
-                    f"settings of Spark ({', '.join(sorted(self._settings))}): give "
-                    "them to spark-submit, or when you open the session"
-                )
             settings = read_settings(session)
+            self._check_wishes(settings)
             check_password(settings.get("spark.master", ""), database.url, settings)
             return
         master = self._master or default_master()
         check_form(master)
         check_password(master, database.url, read_defaults() | self._settings)
         check_answers(master)
+
+    def _check_wishes(self, settings: Mapping[str, str]) -> None:
+        """Check that the session that is there already has what this one was to have.
+
+        Raises:
+            ReexportError: it has another master, or not these settings.
+        """
+        master = settings.get("spark.master", "")
+        if self._master is not None and self._master != master:
+            raise ReexportError(
+                f"this process has a Spark session on {master!r} already, so the "
+                f"master {self._master!r} would not be used: leave it out, or stop "
+                "that session first"
+            )
+        missing = [n for n, value in self._settings.items() if settings.get(n) != value]
+        if missing:
+            raise ReexportError(
+                "this process has a Spark session already, so it is too late for "
+                f"settings of Spark ({', '.join(sorted(missing))}): give "
+                "them to spark-submit, or when you open the session"
+            )
 
     def load(self, database: Database, loading: Loading, ranges: Sequence[int]) -> None:
         """Load those of the ranges that are not loaded yet.

@@ -146,11 +146,6 @@ class _Shared:
                 self._users += 1
             return session
 
-    def has(self, session: Any) -> bool:
-        """Whether this is the session that this process has started here."""
-        with self._lock:
-            return self._session is not None and session is self._session
-
     def release(self, session: Any) -> None:
         """Stop the session if it is ours and nobody else uses it."""
         with self._lock:
@@ -162,11 +157,6 @@ class _Shared:
 
 
 _ours = _Shared()
-
-
-def is_ours(session: Any) -> bool:
-    """Whether :func:`open_session` has started this session."""
-    return _ours.has(session)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 
 import pytest
@@ -169,15 +170,22 @@ def test_a_given_session_is_asked_for_its_own_master_and_settings(
         conf = Conf()
 
     monkeypatch.setattr(engine, "find_session", Session)
-    with pytest.raises(ReexportError, match=r"192\.0\.2\.77"):
-        start(database, make_entity(), rate=60, master="local[2]")
+    with pytest.raises(ReexportError, match=rf"{re.escape(FAR)} unencrypted"):
+        start(database, make_entity(), rate=60)
     monkeypatch.setattr(Conf, "getAll", {"spark.master": "local[2]"})
-    engine.SparkEngine(FAR).check(database)
+    engine.SparkEngine().check(database)
+    engine.SparkEngine("local[2]").check(database)
+    with pytest.raises(
+        ReexportError, match=r"session on 'local\[2\]' already"
+    ) as other:
+        start(database, make_entity(), rate=60, master="local[4]")
+    assert "the master 'local[4]' would not be used: leave it out" in str(other.value)
     late = engine.SparkEngine(conf={"spark.archives": "x"})
-    with pytest.raises(ReexportError, match="has a Spark session already"):
+    with pytest.raises(ReexportError, match=r"too late for .*spark\.archives"):
         late.check(database)
-    # A session that another call has opened for us has the same.
-    monkeypatch.setattr(engine, "is_ours", lambda _: True)
+    # A session that has them, as one that another call has opened, is as asked.
+    has = {"spark.master": "local[2]", "spark.archives": "x"}
+    monkeypatch.setattr(Conf, "getAll", has)
     late.check(database)
 
 
