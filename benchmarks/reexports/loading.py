@@ -128,16 +128,18 @@ def copy_files(stage: Stage, files: list[list[bytes]]) -> None:
 
 
 def write_by_jdbc(stage: Stage, spark: Any) -> None:
-    """Write the same rows by Spark's JDBC writer, over two connections."""
+    """Read the keys and write a job for each by Spark's JDBC, over two connections.
+
+    The origins are by Spark's own hash: it has not Kafka's.
+    """
     parts = psycopg.conninfo.conninfo_to_dict(stage.database.url)
     url = f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}"
-    frame = spark.range(0, stage.keys, 1, 2).selectExpr(
-        "concat('local/', pmod(hash(id), 16)) as origin",
-        "'jobs_lib.reexport' as type",
-        "'available' as state",
-        'concat(\'{"reexport": 1, "keys": ["EV\', id, \'-\', md5(cast(id as string)),'
-        " '\"]}') as payload",
-    )
+    with stage.database.connect("benchmark") as connection:
+        row = connection.execute(
+            "select percentile_disc(0.5) within group (order by id) from flights"
+        ).fetchone()
+    assert row is not None
+    halves = [f"id < '{row[0]}'", f"id >= '{row[0]}'"]
     properties = {
         "driver": "org.postgresql.Driver",
         "user": parts["user"],
@@ -146,8 +148,17 @@ def write_by_jdbc(stage: Stage, spark: Any) -> None:
         # The payload is a text to Spark, and jsonb to the table.
         "stringtype": "unspecified",
         "batchsize": "1000",
+        # Otherwise the driver reads all rows of a query into memory at once.
+        "fetchsize": "10000",
     }
-    frame.write.jdbc(url, "jobs_lib.jobs", "append", properties)
+    keys = spark.read.jdbc(url, "flights", predicates=halves, properties=properties)
+    jobs = keys.selectExpr(
+        "concat('local/', pmod(hash(id), 16)) as origin",
+        "'jobs_lib.reexport' as type",
+        "'available' as state",
+        'concat(\'{"reexport": 1, "keys": ["\', id, \'"]}\') as payload',
+    )
+    jobs.write.jdbc(url, "jobs_lib.jobs", "append", properties)
 
 
 def measure_places(stage: Stage, rounds: int) -> dict[str, float | None]:

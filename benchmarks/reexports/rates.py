@@ -3,7 +3,8 @@
 The judge is the topic: Kafka's own time of each record, read at the end.
 
     rate      two re-exports at once, through a pause, a change and an outage:
-              the fullest minute, and the mean while nothing held them up
+              the fullest minute, the mean while nothing held them up, and the
+              processors that the service and PostgreSQL use for both
     live      the time from a commit to a consumer, without a re-export, beside one, and
               beside one whose rate limits nothing
     start     from the command to the first record that a consumer can read
@@ -29,6 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from benchmarks.figures import count_fullest, median, percentile, ratio
+from benchmarks.machine import Usage, read_usage
 from benchmarks.peers.peer import REPOSITORY
 from jobs_lib import App, reexport
 from jobs_lib.outbox.topic import Entity
@@ -113,6 +115,11 @@ class Stage:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+
+    def read_usage(self) -> Usage:
+        """Read the CPU of the service and of the server."""
+        assert self._service is not None
+        return read_usage(self._service.pid, self.server.pid)
 
     def kill(self) -> None:
         """Kill the service."""
@@ -219,7 +226,9 @@ def measure_rate(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
             for name, limit in limits.items():
                 spans[name].append((began, time.time(), limit))
 
+        before, began = stage.read_usage(), time.monotonic()
         steady(dict.fromkeys(NAMES, rate))
+        used, took = stage.read_usage() - before, time.monotonic() - began
         reexport.pause(stage.database, "first")
         steady({"second": rate})
         reexport.resume(stage.database, "first")
@@ -245,6 +254,8 @@ def measure_rate(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
         "rate_peak_ratio": max(one for one in peaks if one is not None),
         "rate_mean_ratio": min(one for one in means if one is not None),
         "rate_means": means,
+        "rate_service_cores": used.worker / took,
+        "rate_server_cores": used.server / took,
     }
 
 
