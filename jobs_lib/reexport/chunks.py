@@ -31,7 +31,8 @@ OUTBOX_ROWS = 50_000
 """Rows that may wait at most, at any rate: they are counted each time."""
 _COUNT_EVERY = 0.5
 _SHORTEST_SNOOZE = 0.5
-_LONGEST_SNOOZE = 60.0
+_CANCELLED_SECONDS = 60.0
+_WOKEN = 5_000
 
 
 @dataclass(slots=True)
@@ -144,10 +145,32 @@ def snooze_bound(left: int, rate: int) -> float:
     """Return the longest sleep of a chunk job, with ``left`` keys before the end.
 
     It is a quarter of the time that is left. So about eight sleeping jobs wake up for
-    each one that may write, however many there are, and no job wakes up every second
-    for a whole night.
+    each one that may write, however many there are. A change that makes the end come
+    sooner must wake them: see :func:`wake_chunks`.
     """
-    return min(_LONGEST_SNOOZE, max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4))
+    return max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4)
+
+
+def wake_chunks(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    reexport: int,
+    seconds: float = _CANCELLED_SECONDS,
+) -> None:
+    """Let the chunk jobs that sleep for longer wake up within some seconds.
+
+    They had been put off by a rate that is no longer, or of a re-export that was
+    cancelled, whose jobs end when they wake up.
+    """
+    values = {
+        "types": [CHUNK_TYPE, STALE_TYPE],
+        "reexport": reexport,
+        "seconds": seconds,
+        "limit": _WOKEN,
+    }
+    found = _WOKEN
+    while found == _WOKEN:
+        found = connection.execute(queries["wake_chunks"], values).rowcount
 
 
 def chunk_handler(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.reexport.chunks import snooze_bound, wake_chunks
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -126,7 +127,11 @@ def resume(database: Database, entity: str) -> Progress:
 
 def cancel(database: Database, entity: str) -> Progress:
     """End it for good: unsent records are never sent. This cannot be undone."""
-    return _change(database, entity, "cancel_reexport")
+    progress = _change(database, entity, "cancel_reexport")
+    with database.connect("re-export") as connection:
+        # They end when they wake up, and should not lie there until then.
+        wake_chunks(connection, database.queries, progress.id)
+    return progress
 
 
 def set_rate(database: Database, entity: str, rate: int) -> Progress:
@@ -135,7 +140,18 @@ def set_rate(database: Database, entity: str, rate: int) -> Progress:
     Raises:
         ReexportError: the rate is out of range, or no re-export is running.
     """
-    return _change(database, entity, "change_rate", rate=check_rate(rate))
+    progress = _change(database, entity, "change_rate", rate=check_rate(rate))
+    with database.connect("re-export") as connection:
+        wake_for_rate(connection, database.queries, progress)
+    return progress
+
+
+def wake_for_rate(
+    connection: psycopg.Connection[Any], queries: Queries, progress: Progress
+) -> None:
+    """Wake up jobs that would sleep for too long at the rate that it has now."""
+    left = progress.loaded - progress.sent - progress.superseded
+    wake_chunks(connection, queries, progress.id, snooze_bound(left, progress.rate))
 
 
 def watch_lag(database: Database, entity: str, limit: LagLimit | None) -> Progress:

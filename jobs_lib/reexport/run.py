@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.errors import ReexportError
@@ -14,6 +14,7 @@ from jobs_lib.reexport.control import (
     check_rate,
     finish_if_done,
     read_progress,
+    wake_for_rate,
 )
 from jobs_lib.reexport.loading import Loading, SqlEngine
 from jobs_lib.reexport.plan import plan_ranges
@@ -345,6 +346,7 @@ def change_rate(
     per_minute = settle_rate(rate, progress.left)
     values = {"reexport": progress.id, "rate": per_minute}
     connection.execute(queries["change_rate"], values)
+    wake_for_rate(connection, queries, replace(progress, rate=per_minute))
 
 
 def set_lag_limit(

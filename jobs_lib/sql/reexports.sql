@@ -224,6 +224,27 @@ update {schema}.reexports set rate = %(rate)s
 where id = %(reexport)s and state in ('loading', 'running', 'paused')
 returning state
 
+-- name: wake_chunks
+-- Chunk jobs that sleep for longer wake up earlier, each at another time, so that not all
+-- wake up at once. No claim has a scheduled row. One that is just being promoted, moved or
+-- cancelled is left out, so this neither waits nor deadlocks. Origin by origin, along the
+-- index of due times: none that is woken is found again.
+with chosen as materialized (
+    select row.* from {schema}.job_origins() as o(origin)
+    cross join lateral (
+        select j.ctid as at from {schema}.jobs j
+        where j.origin = o.origin and j.state = 'scheduled'
+            and j.run_at > clock_timestamp() + make_interval(secs => %(seconds)s)
+            and j.type = any (%(types)s) and (j.payload ->> 'reexport')::bigint = %(reexport)s
+        order by j.run_at limit %(limit)s
+        for no key update skip locked
+    ) row
+    limit %(limit)s
+)
+update {schema}.jobs j
+set run_at = clock_timestamp() + random() * make_interval(secs => %(seconds)s)
+from chosen where j.ctid = chosen.at
+
 -- part: going_on
 -- The state of a re-export that is paused no more.
 (

@@ -165,6 +165,47 @@ def test_the_rate_of_a_running_re_export_can_be_changed(database, running):
         reexport.set_rate(database, "aircraft", 0)
 
 
+def count_asleep(database, seconds):
+    """Chunk jobs that sleep for longer, and others that do."""
+    return query(
+        database,
+        "select count(*) filter (where is_own), count(*) filter (where not is_own)"
+        " from (select type like 'jobs_lib.reexport%%' and payload->>'reexport' = '1'"
+        " as is_own from jobs_lib.jobs"
+        " where run_at > clock_timestamp() + make_interval(secs => %s)) j",
+        seconds,
+    )[0]
+
+
+@pytest.mark.guarantee("W28")
+def test_chunks_that_sleep_for_a_rate_that_is_no_more_wake_up(database, running):
+    query(
+        database,
+        "insert into jobs_lib.jobs (origin, type, payload) values"
+        " ('local/3', 'jobs_lib.reexport.stale', '{\"reexport\": 1}'),"
+        " ('local/4', 'jobs_lib.reexport', '{\"reexport\": 12}'),"
+        " ('local/4', 'work', '{\"reexport\": 1}') returning id",
+    )
+    asleep = (
+        "update jobs_lib.jobs set state = 'scheduled',"
+        " run_at = clock_timestamp() + interval '1 hour' returning id"
+    )
+    jobs = len(query(database, asleep)) - 2
+    assert jobs >= 6
+    # A lower rate wakes nobody.
+    reexport.set_rate(database, "aircraft", 1)
+    assert count_asleep(database, 3_590) == (jobs, 2)
+    reexport.set_rate(database, "aircraft", 6_000)
+    assert count_asleep(database, snooze_bound(500, 6_000)) == (0, 2)
+    # A start that goes on with it gives it its rate, too.
+    query(database, asleep)
+    reexport.start(database, make_entity(), rate=600)
+    assert count_asleep(database, snooze_bound(500, 600)) == (0, 2)
+    query(database, asleep)
+    reexport.cancel(database, "aircraft")
+    assert count_asleep(database, 60) == (0, 2)
+
+
 def test_the_status_of_an_entity_never_re_exported_names_the_command(database):
     with pytest.raises(ReexportError, match="reexport start workers"):
         reexport.status(database, "workers")
@@ -178,7 +219,7 @@ def test_about_ten_seconds_wait_in_the_outbox(rate, rows):
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds"), [(0, 1), (100, 1), (1_000, 2.5), (10**9, 60)]
+    ("left", "seconds"), [(0, 1), (100, 1), (1_000, 2.5), (2_000_000, 5_000)]
 )
 def test_jobs_sleep_longer_the_more_there_are(left, seconds):
     assert snooze_bound(left, 6_000) == seconds
