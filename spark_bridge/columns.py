@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs_lib.kafka.checks import KEY_LIMIT
-from jobs_lib.reexport.loading import head_of_chunks, refuse_empty_key, refuse_long_key
+from jobs_lib.reexport.loading import frame_chunks, refuse_empty_key, refuse_long_key
 from spark_bridge.partitioner import choose_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
     import psycopg
     from numpy.typing import NDArray
@@ -76,7 +77,9 @@ class KeyColumn:
             longest = self.keys[pc.index(lengths, bounds["max"]).as_py()]
             raise refuse_long_key(len(longest.as_py()))
 
-    def encode(self, loading: Loading) -> Iterator[bytes | memoryview]:
+    def encode(
+        self, loading: Loading, due: datetime | None = None
+    ) -> Iterator[bytes | memoryview]:
         """Yield the chunk jobs as lines of COPY's text format, in blocks."""
         if not len(self):
             return
@@ -87,11 +90,12 @@ class KeyColumn:
         quoted = _quote(self.keys.take(pa.array(order)))
         lists = pa.LargeListArray.from_arrays(pa.array(offsets), quoted)
         origins = [f"{loading.home}/{number}" for number in range(loading.partitions)]
+        head, tail = frame_chunks(loading, due)
         lines = _join(
             pa.array(origins, _TEXT).take(pa.array(chunks)),
-            head_of_chunks(loading) + "[",
+            head + "[",
             pc.binary_join(lists, pa.scalar(", ", _TEXT)),
-            "]}\t\\N\t\\N\n",
+            "]" + tail,
         )
         text = _bytes_of(lines)
         for start in range(0, len(text), _BLOCK):

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.errors import ReexportError
@@ -14,6 +15,7 @@ from jobs_lib.partitioner import choose_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     import psycopg
 
@@ -33,6 +35,8 @@ _COUNT_EVERY = 0.5
 _SHORTEST_SNOOZE = 0.5
 _CANCELLED_SECONDS = 60.0
 _WOKEN = 5_000
+_LONGEST_DELAY = 10.0 * 366 * 86_400
+"""Some keys at one a minute would last longer than dates do."""
 
 
 @dataclass(slots=True)
@@ -148,7 +152,19 @@ def snooze_bound(left: int, rate: int) -> float:
     each one that may write, however many there are. A change that makes the end come
     sooner must wake them: see :func:`wake_chunks`.
     """
-    return max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4)
+    return min(_LONGEST_DELAY, max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4))
+
+
+def choose_due(left: int, rate: int, chunk: int, now: datetime) -> datetime | None:
+    """Choose when chunk jobs are due that are loaded with ``left`` keys before them.
+
+    None: at once. Jobs that would only find no room need not all be tried in the first
+    minutes, beside live jobs.
+    """
+    if left <= allowed_rows(rate, chunk):
+        return None
+    seconds = random.uniform(_SHORTEST_SNOOZE, snooze_bound(left, rate))
+    return now + timedelta(seconds=seconds)
 
 
 def wake_chunks(

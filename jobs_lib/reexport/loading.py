@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import KEY_LIMIT, is_short
 from jobs_lib.partitioner import choose_partitions
-from jobs_lib.reexport.chunks import CHUNK_TYPE
+from jobs_lib.reexport.chunks import CHUNK_TYPE, choose_due
 from jobs_lib.reexport.snapshot import reading
 
 if TYPE_CHECKING:
@@ -60,8 +60,15 @@ class Keys(Protocol):
             ReexportError: a key is empty or too long.
         """
 
-    def encode(self, loading: Loading) -> Iterator[bytes | memoryview]:
-        """Yield their chunk jobs as lines of COPY's text format, in blocks."""
+    def encode(
+        self, loading: Loading, due: datetime | None = None
+    ) -> Iterator[bytes | memoryview]:
+        """Yield their chunk jobs as lines of COPY's text format, in blocks.
+
+        Args:
+            loading: the parameters.
+            due: when the jobs are due; None: at once.
+        """
 
 
 class KeyList(list[str]):
@@ -88,10 +95,19 @@ class KeyList(list[str]):
             if not is_short(key):
                 raise refuse_long_key(len(key))
 
-    def encode(self, loading: Loading) -> Iterator[bytes]:
+    def encode(self, loading: Loading, due: datetime | None = None) -> Iterator[bytes]:
         """Yield their chunk jobs as lines of COPY's text format, in blocks."""
         partitions = choose_partitions(self, loading.partitions)
-        return encode_chunks(loading, self, partitions)
+        return encode_chunks(loading, self, partitions, due)
+
+
+class Found(NamedTuple):
+    """What a loader finds of a range that is to be loaded, once it has the lock."""
+
+    lower: str | None
+    upper: str | None
+    due: datetime | None
+    """When the chunk jobs are due; None: at once."""
 
 
 def load_range(
@@ -128,25 +144,25 @@ def load_range(
     if loading.snapshot is not None:
         # In a transaction of its own. One that reads an old snapshot could not update
         # rows that other loaders have changed since.
-        bounds = lock_range(connection, queries, loading, number)
-        if bounds is None:
+        found = lock_range(connection, queries, loading, number)
+        if found is None:
             return None
         with reading(connection, queries, loading.snapshot):
             connection.execute(queries["settle_text_forms"])
-            keys = read(connection, queries, source, *bounds)
+            keys = read(connection, queries, source, found.lower, found.upper)
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
-        bounds = lock_range(connection, queries, loading, number)
-        if bounds is None:
+        found = lock_range(connection, queries, loading, number)
+        if found is None:
             return None
         if keys is None:
             connection.execute(queries["settle_text_forms"])
             # COPY in and COPY out cannot share a connection, so the keys are read into
             # memory first. A range is small enough for that.
-            keys = read(connection, queries, source, *bounds)
+            keys = read(connection, queries, source, found.lower, found.upper)
         keys.check()
         with connection.cursor() as cursor, cursor.copy(queries["copy_jobs"]) as copy:
-            for block in keys.encode(loading):
+            for block in keys.encode(loading, found.due):
                 copy.write(block)
         this["keys"] = len(keys)
         connection.execute(queries["mark_range_loaded"], this)
@@ -163,8 +179,8 @@ def load_range(
 
 def lock_range(
     connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
-) -> tuple[str | None, str | None] | None:
-    """Lock the range's row; return its bounds, or None if there is nothing to load."""
+) -> Found | None:
+    """Lock the range's row; return None if there is nothing to load."""
     found = connection.execute(
         queries["lock_range"],
         {
@@ -179,14 +195,17 @@ def lock_range(
             f"{loading.started_at.isoformat()} has no range {number}: it was "
             "deleted, or the server has lost its last commits. Start it again"
         )
-    lower, upper, loaded, state = found
+    lower, upper, loaded, state, rate, left, now = found
     if loaded or state in ("cancelled", "finished"):
         return None
-    return lower, upper
+    return Found(lower, upper, choose_due(left, rate, loading.chunk, now))
 
 
 def encode_chunks(
-    loading: Loading, keys: Sequence[str], partitions: Sequence[int]
+    loading: Loading,
+    keys: Sequence[str],
+    partitions: Sequence[int],
+    due: datetime | None = None,
 ) -> Iterator[bytes]:
     """Yield the chunk jobs of a range as lines of COPY's text format, in blocks.
 
@@ -197,12 +216,12 @@ def encode_chunks(
     for key, partition in zip(keys, partitions, strict=True):
         keys_of[partition].append(key)
     lines: list[bytes] = []
-    head = head_of_chunks(loading)
+    head, tail = frame_chunks(loading, due)
     for partition, chunk in _cut(keys_of, loading.chunk):
         # JSON has no raw tab or newline; backslashes are COPY's own escape.
         payload = json.dumps(chunk, ensure_ascii=False)
         payload = payload.replace("\\", "\\\\")
-        line = f"{loading.home}/{partition}{head}{payload}}}\t\\N\t\\N\n"
+        line = f"{loading.home}/{partition}{head}{payload}{tail}"
         lines.append(line.encode())
         if len(lines) == _COPY_CHUNKS:
             yield b"".join(lines)
@@ -210,10 +229,16 @@ def encode_chunks(
     yield b"".join(lines)
 
 
-def head_of_chunks(loading: Loading) -> str:
-    """Write what comes between the origin and the keys of each chunk job."""
+def frame_chunks(loading: Loading, due: datetime | None) -> tuple[str, str]:
+    """Write what stands between origin and keys of a chunk job, and behind the keys."""
+    state, run_at = state_chunks(due)
     head = f'{{"reexport": {loading.reexport}, "keys": '
-    return f"\t{CHUNK_TYPE}\t\\N\tavailable\t{head}"
+    return f"\t{CHUNK_TYPE}\t\\N\t{state}\t{head}", f"}}\t{run_at}\t\\N\n"
+
+
+def state_chunks(due: datetime | None) -> tuple[str, str]:
+    """Write the state of chunk jobs, and when they are due, for COPY."""
+    return ("available", "\\N") if due is None else ("scheduled", str(due))
 
 
 def _cut(

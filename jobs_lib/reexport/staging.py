@@ -158,7 +158,8 @@ def stage_range(
     """
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
     with connection.transaction():
-        if lock_range(connection, queries, loading, number) is None:
+        found = lock_range(connection, queries, loading, number)
+        if found is None:
             return None
         keys = [one.key for one in states]
         partitions = choose(keys, loading.partitions)
@@ -168,7 +169,7 @@ def stage_range(
                 for one in states:
                     copy.write_row((loading.reexport, *one))
             with cursor.copy(queries["copy_jobs"]) as copy:
-                for block in encode_chunks(loading, keys, partitions):
+                for block in encode_chunks(loading, keys, partitions, found.due):
                     copy.write(block)
         this |= {"keys": len(keys) + left_out, "left_out": left_out}
         connection.execute(queries["mark_range_loaded"], this)

@@ -27,7 +27,7 @@ from jobs_lib.kafka.checks import is_short
 from jobs_lib.kafka.keys import Keys, cut, read_keys
 from jobs_lib.kafka.places import find_committed_ends, find_places
 from jobs_lib.partitioner import choose_partition
-from jobs_lib.reexport.chunks import STALE_TYPE
+from jobs_lib.reexport.chunks import STALE_TYPE, choose_due
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
@@ -36,6 +36,7 @@ from jobs_lib.reexport.control import (
     set_rate,
     watch_lag,
 )
+from jobs_lib.reexport.loading import state_chunks
 from jobs_lib.reexport.run import (
     CHUNK,
     check_asked,
@@ -49,6 +50,7 @@ from jobs_lib.reexport.topics import check_compacted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from datetime import datetime
     from typing import BinaryIO
 
     import psycopg
@@ -281,14 +283,17 @@ def _load(
                 queries["change_rate"], {"reexport": reexport, "rate": per_minute}
             )
             set_lag_limit(connection, queries, reexport, limit)
+            (now,) = connection.execute(queries["database_time"]).fetchone() or ()
             chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
             with (
                 connection.cursor() as cursor,
                 cursor.copy(queries["copy_jobs"]) as copy,
             ):
                 for partition, some in chunks:
+                    due = choose_due(loaded["keys"], per_minute, chunk, now)
+                    line = encode_stale(reexport, some, f"{home}/{partition}", due)
+                    copy.write(line)
                     loaded["keys"] += len(some)
-                    copy.write(encode_stale(reexport, some, f"{home}/{partition}"))
             connection.execute(queries["add_loaded_range"], loaded)
             connection.execute(queries["count_range"], loaded)
             finish_if_done(connection, queries, reexport)
@@ -313,14 +318,18 @@ def make_chunks(
 
 
 def encode_stale(
-    reexport: int, keys: Sequence[tuple[str, int | None]], origin: str
+    reexport: int,
+    keys: Sequence[tuple[str, int | None]],
+    origin: str,
+    due: datetime | None = None,
 ) -> bytes:
     """Encode a chunk job as a line of COPY's text format."""
+    state, run_at = state_chunks(due)
     names, versions = zip(*keys, strict=True)
     payload = {"reexport": reexport, "keys": names, "versions": versions}
     # JSON has no raw tab or newline; backslashes are COPY's own escape.
     text = json.dumps(payload, ensure_ascii=False).replace("\\", "\\\\")
-    return f"{origin}\t{STALE_TYPE}\t\\N\tavailable\t{text}\t\\N\t\\N\n".encode()
+    return f"{origin}\t{STALE_TYPE}\t\\N\t{state}\t{text}\t{run_at}\t\\N\n".encode()
 
 
 def _leave_out_recent(

@@ -162,7 +162,8 @@ where reexport_id = %(reexport)s and loaded_at is null order by range
 -- A second task for the range may be a retried, a speculative or an orphaned one. It
 -- waits here and then sees that the range is loaded. The time of start distinguishes
 -- the re-export from one with the same id after a server has lost its last commits.
-select r.lower, r.upper, r.loaded_at is not null, x.state
+select r.lower, r.upper, r.loaded_at is not null, x.state, x.rate,
+    x.total - x.sent - x.superseded, clock_timestamp()
 from {schema}.reexport_ranges r join {schema}.reexports x on x.id = r.reexport_id
 where r.reexport_id = %(reexport)s and r.range = %(range)s
     and x.started_at = %(started_at)s

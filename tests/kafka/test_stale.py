@@ -82,6 +82,23 @@ def test_keys_with_odd_names_versions_and_ends(shop, bootstrap_servers):
     assert remove(shop).total == 5
 
 
+@pytest.mark.guarantee("W28")
+def test_chunks_that_would_find_no_room_are_loaded_asleep(
+    shop, admin, bootstrap_servers
+):
+    orphans = [(f"orphan-{n}", {}) for n in range(2_000)]
+    produce(bootstrap_servers, shop.topic.name, orphans)
+    assert remove(shop, rate=600, chunk=50).total == 2_000
+    found = admin.execute(
+        "select state, count(distinct run_at) = count(run_at),"
+        " sum(jsonb_array_length(payload->'keys')),"
+        " max(run_at) < clock_timestamp() + interval '50 s'"
+        " from jobs_lib.jobs group by state order by state"
+    ).fetchall()
+    # There is room for the keys of ten seconds. A quarter of 200 seconds is 50.
+    assert found == [("available", True, 150, None), ("scheduled", True, 1_850, True)]
+
+
 @pytest.mark.guarantee("X10")
 def test_keys_that_are_deleted_meanwhile_get_no_second_tombstone(
     shop, admin, monkeypatch, bootstrap_servers

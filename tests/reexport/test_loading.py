@@ -14,6 +14,7 @@ from jobs_lib import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.reexport import SqlEngine, begin, load, load_range, run
+from jobs_lib.reexport.chunks import snooze_bound
 from jobs_lib.reexport.loading import Loading, encode_chunks
 from jobs_lib.reexport.run import next_wave, refill_at
 from tests.reexport.helpers import (
@@ -274,6 +275,32 @@ def test_a_chunk_is_as_long_as_it_may_be(database):
     for origin, keys in keys_of.items():
         lengths = sorted(length for where, _, length in chunks if where == origin)
         assert lengths == sorted([30] * (keys // 30) + [keys % 30] * (keys % 30 > 0))
+
+
+@pytest.mark.guarantee("W28")
+def test_chunks_that_would_find_no_room_are_loaded_asleep(database):
+    make_table(database, (f"N{n:05}" for n in range(9_000)))
+    begun = begin(database, make_entity(), rate=600, ranges=9)
+    load(database, begun, SqlEngine())
+    asleep = query(
+        database,
+        "select min(run_at - enqueued_at) > interval '0 s',"
+        " max(run_at - clock_timestamp()) < make_interval(secs => %s),"
+        " sum(jsonb_array_length(payload->'keys')), count(distinct run_at)"
+        " from jobs_lib.jobs where state = 'scheduled'",
+        snooze_bound(9_000, 600),
+    )
+    # The first range may leave at once. Each of the others wakes up at another time.
+    assert asleep == [(True, True, 8_000, 8)]
+    assert len(loaded_keys(database)) == 9_000
+
+
+def test_chunks_for_which_there_is_room_are_due_at_once(database):
+    make_table(database, (f"N{n:05}" for n in range(9_000)))
+    load(database, begin(database, make_entity(), rate=60_000, ranges=9), SqlEngine())
+    assert query(database, "select distinct state, run_at from jobs_lib.jobs") == [
+        ("available", None)
+    ]
 
 
 def test_odd_keys_survive_the_copy():

@@ -30,16 +30,22 @@ def make_loading(chunk: int, partitions: int) -> Loading:
     return Loading(7, now, None, chunk, "t", partitions)
 
 
-def lines_of(keys, loading: Loading) -> list[bytes]:
-    return sorted(b"".join(map(bytes, keys.encode(loading))).splitlines(keepends=True))
+def lines_of(keys, loading: Loading, due: datetime | None = None) -> list[bytes]:
+    text = b"".join(map(bytes, keys.encode(loading, due)))
+    return sorted(text.splitlines(keepends=True))
 
 
-@given(st.lists(TEXTS, max_size=50), st.integers(1, 9), st.sampled_from([1, 3, 100]))
+@given(
+    st.lists(TEXTS, max_size=50),
+    st.integers(1, 9),
+    st.sampled_from([1, 3, 100]),
+    st.sampled_from([None, datetime(2026, 1, 2, 3, 4, 5, 678, UTC)]),
+)
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_their_lines_are_those_of_single_keys(keys, chunk, partitions):
+def test_their_lines_are_those_of_single_keys(keys, chunk, partitions, due):
     loading = make_loading(chunk, partitions)
     column = KeyColumn(pa.array(keys, pa.large_string()))
-    assert lines_of(column, loading) == lines_of(KeyList(keys), loading)
+    assert lines_of(column, loading, due) == lines_of(KeyList(keys), loading, due)
 
 
 def test_a_part_of_an_array_is_written_alone():
