@@ -222,6 +222,13 @@ class Settings(BaseSettings):
         "`orders/0,orders/1`. By default those of the partitions that the pod has, "
         "and without Kafka a share with the other processes.",
     )
+    coordination_topic: str = Field(
+        "",
+        pattern="^[a-zA-Z0-9._-]*$",
+        max_length=249,
+        description="The coordination log's name in Kafka, over which partitions are "
+        "shared without a consumer group: `jobs-lib coordination create` makes it.",
+    )
     give_up_after: Seconds = Field(
         30.0,
         description="Seconds without an answer of PostgreSQL after which a pod leaves "
