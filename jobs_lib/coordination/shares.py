@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jobs_lib.coordination.messages import (
     ClaimingPartition,
+    ReleaseGroup,
     ReleasingPartition,
     Shared,
 )
@@ -65,10 +66,12 @@ class Attendance:
                     self._see(run, holding.last_ms, holding.interval_ms)
 
     def note(self, message: Message, outcome: Outcome, now_ms: int) -> None:
-        """Note a record; any record says that its sender lives."""
+        """Note a record; each one but a pause says that a member lives."""
         self._now_ms = max(self._now_ms, now_ms)
         if message.sender.group_id != self._group_id:
             return
+        if isinstance(message, ReleaseGroup):
+            return  # An operator's, who wants no share.
         run = (message.sender.client_id, message.sender.instance_id)
         interval_ms = 0
         if isinstance(message, ClaimingPartition):
