@@ -108,7 +108,7 @@ class Log:
         self.is_known = False
         """Whether the worlds are those of the log's last records."""
         self.lost_places: set[int] = set()
-        """The places whose beginning nobody knew when this process read them."""
+        """The places whose beginning nobody knew when they were read anew."""
         self.lock = threading.Condition()
         """Held while the worlds change."""
         self._settings = settings
@@ -268,7 +268,7 @@ class Log:
         world, writer, partitions = place.world.copy(), self._writer, self.partitions
 
         def write() -> None:
-            for part in split(world, self.sender):
+            for part in split(world, self.sender, is_partial=place.has_lost):
                 writer.send(Sent(part), world.place, partitions, None)
 
         threading.Thread(target=write, name="jobs_lib snapshot", daemon=True).start()
@@ -406,11 +406,11 @@ class Log:
             if before is not None and before != self.partitions:
                 raise refuse_growth(self.topic, before, self.partitions)
         partial = [place for place in self._places if place.is_partial]
-        self.lost_places.update(place.number for place in partial)
         if partial and not self._only_reads:
             for place in partial:
                 self._ask_for_snapshot(place)
             return
+        self.lost_places = {one.number for one in self._places if one.has_lost}
         self.is_known = True
         telemetry.emit(
             "log.read",

@@ -104,6 +104,8 @@ class Snapshot(NamedTuple):
     digest: str
     entries: str
     pauses: str
+    partial: bool = False
+    """Whether nobody knew the beginning: positions may be lost."""
 
 
 Message: TypeAlias = (
@@ -243,7 +245,11 @@ def _snapshot(sender: Sender, found: dict[str, Any]) -> Snapshot:
         _number(found[name]) for name in ("as_of", "time_ms", "part", "parts")
     )
     digest, entries, pauses = texts
-    return Snapshot(sender, as_of, time_ms, part, parts, digest, entries, pauses)
+    # A release that does not know the field leaves it out.
+    partial = found.get("partial") is True
+    return Snapshot(
+        sender, as_of, time_ms, part, parts, digest, entries, pauses, partial
+    )
 
 
 # With each reader, how many quotes a record of the type has: two around each name and

@@ -27,7 +27,9 @@ class Place:
         self.target = target
         """The end that it had when the reader began."""
         self.is_partial = False
-        """Whether the log said something before it that nobody knows."""
+        """Whether the log said something before it that this reader does not know."""
+        self.is_lost = False
+        """Whether it began with a snapshot of a reader that did not know it either."""
         self.is_restored = False
         """Whether it began with a snapshot."""
         self.folded = 0
@@ -47,6 +49,11 @@ class Place:
         self._moved_at = 0.0
         """When the last record was folded, or a probe was sent."""
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a partition without a position may have had one."""
+        return self.is_partial or self.is_lost
+
     def restore(self, snapshot: Found) -> None:
         """Begin behind a snapshot. One that cannot be read changes nothing."""
         try:
@@ -55,6 +62,7 @@ class Place:
             return
         self.pacer.written(self.world.now_ms)
         self.is_partial, self.is_restored = False, True
+        self.is_lost = snapshot.is_partial
 
     def begin_at(self, offset: int) -> None:
         """Begin with a later record: those before it say nothing any more."""

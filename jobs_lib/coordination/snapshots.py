@@ -33,6 +33,8 @@ class Found(NamedTuple):
     partitions: int
     entries: str
     pauses: str
+    is_partial: bool = False
+    """Whether positions may be lost with records before it."""
 
     def restore(self, place: int) -> World:
         """Make the world that it states."""
@@ -65,7 +67,12 @@ class Collector:
         # What is older than a complete one helps nobody.
         self._parts.clear()
         return Found(
-            message.as_of, message.time_ms, partitions, entries, message.pauses
+            message.as_of,
+            message.time_ms,
+            partitions,
+            entries,
+            message.pauses,
+            message.partial,
         )
 
 
@@ -89,13 +96,20 @@ class Pacer:
         self._since_ms = now_ms
 
 
-def split(world: World, sender: Sender, largest: int = LARGEST) -> Iterator[Snapshot]:
+def split(
+    world: World,
+    sender: Sender,
+    largest: int = LARGEST,
+    *,
+    is_partial: bool = False,
+) -> Iterator[Snapshot]:
     """Make the parts of the snapshot of a world.
 
     Args:
         world: as it is behind its last record.
         sender: its client and instance are taken.
         largest: characters of the entries of a part.
+        is_partial: whether nobody knew the beginning.
     """
     lines, pauses, digest = world.spell()
     sizes = [0]
@@ -118,6 +132,7 @@ def split(world: World, sender: Sender, largest: int = LARGEST) -> Iterator[Snap
             digest,
             text,
             pauses,
+            is_partial,
         )
 
 

@@ -29,9 +29,11 @@ from jobs_lib.coordination.messages import (
     ReleasingPartition,
     Sender,
     Shared,
+    Unreadable,
+    decode,
     encode,
 )
-from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.world import Outcome, World
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.settings import Settings
 from tests.support.topics import create_topic, delete_topics, grow_topic
@@ -239,10 +241,11 @@ def test_a_member_that_starts_behind_a_cut_gets_a_snapshot_of_one_that_knows(
     assert second.find(ORDERS).position == 42
     assert second.find(ORDERS).holding.client_id == "a"
     assert second._places[0].is_restored
+    assert second.lost_places == set()
 
 
 def test_a_log_whose_beginning_nobody_knows_is_read_as_it_is_after_two_intervals(
-    log_topic, open_log, kafka_admin
+    log_topic, open_log, kafka_admin, wait_for
 ):
     name = log_topic(1)
     first = open_log(name, "a")
@@ -260,6 +263,27 @@ def test_a_log_whose_beginning_nobody_knows_is_read_as_it_is_after_two_intervals
     assert second.find(other).position is None
     third = open_log(name, "c")
     assert third.find(ORDERS).holding == second.find(ORDERS).holding
+    # It began with a snapshot, and what was lost stays lost, in its own ones too.
+    assert third._places[0].is_restored
+    assert third.lost_places == {0}
+    second.stop()
+    with third.lock:
+        third._write_snapshot(third._places[0])
+        end = third.get_world(0).next_offset
+    wait_for(lambda: third.get_world(0).next_offset > end)
+    third.stop()
+    cut(kafka_admin, name, 0, end)
+    assert open_log(name, "d").lost_places == {0}
+
+
+def test_a_snapshot_of_a_release_that_does_not_say_so_is_a_whole_one():
+    world = World(0)
+    world.next_offset = 1
+    (part,) = snapshots.split(world, Sender("a.b", "c", "d"), is_partial=True)
+    older = encode(part, 1).replace(b',"partial":true', b"")
+    read = decode(older)
+    assert not isinstance(read, Unreadable)
+    assert read == (1, part._replace(partial=False))
 
 
 def test_a_start_reads_from_the_last_snapshot_on(log_topic, open_log, monkeypatch):

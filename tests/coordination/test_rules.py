@@ -79,7 +79,7 @@ def any_message(draw: st.DrawFn) -> Message:
         ReleasingPartition(sender, shared, claim, position),
         ReleaseGroup(sender, claim),
         Probe(sender, wants_snapshot=draw(st.booleans())),
-        Snapshot(sender, claim, claim, 0, 1, text, text, text),
+        Snapshot(sender, claim, claim, 0, 1, text, text, text, draw(st.booleans())),
     ]
     return draw(st.sampled_from(choices))
 
