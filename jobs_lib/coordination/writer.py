@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 from jobs_lib import telemetry
 from jobs_lib.coordination.messages import encode
 from jobs_lib.errors import UnavailableError
+from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import make_publisher
 from jobs_lib.kafka.refusal import explain
 from jobs_lib.loop import Loop
@@ -116,7 +117,14 @@ class Writer:
         self._loop = Loop(f"send {topic}", self._serve)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread.
+
+        Raises:
+            AccessError: Kafka denies the right to write, or does not let it in.
+            UnavailableError: no broker answers.
+        """
+        # A producer would only say that it is broken for good.
+        check_access(self._settings, Needs(writes={self._topic}))
         self._loop.start()
 
     def stop(self, timeout: float) -> None:
