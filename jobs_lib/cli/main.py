@@ -22,6 +22,7 @@ class LazyGroup(click.Group):
 
     _modules = {
         "check": "jobs_lib.cli.jobs",
+        "coordination": "jobs_lib.cli.coordination",
         "gates": "jobs_lib.cli.gates",
         "grants": "jobs_lib.cli.grants",
         "jobs": "jobs_lib.cli.enqueue",
@@ -37,6 +38,7 @@ class LazyGroup(click.Group):
     }
     texts = {
         "check": "Look for faults in the setup of the database and of Kafka.",
+        "coordination": "Show and steer groups that share partitions over a topic.",
         "gates": "Show for which groups consumers wait, and how far those are.",
         "grants": "Print the SQL that grants a role its rights, or run it.",
         "jobs": "Show jobs, and cancel, pause, retry or enqueue them.",

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime, timedelta
+
 import click
 
 TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 """The forms of a time, in UTC."""
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def read_duration(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> timedelta | None:
+    """Read a number and its unit, such as ``90s``; the callback of an option."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})([smhd])", value)
+    if found is None:
+        raise click.BadParameter(
+            f"{value!r} is no duration: give a number and its unit, such as 90s, 10m, "
+            "2h or 1d"
+        )
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def read_time(
+    context: click.Context, option: click.Parameter, value: str | None
+) -> datetime | None:
+    """Read a time of ISO 8601, in UTC by default; the callback of an option."""
+    if value is None:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{value!r} is no time: give it as in 2026-08-01T22:00, in UTC"
+        ) from None
 
 
 def log_options() -> list[str]:

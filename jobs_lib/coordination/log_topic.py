@@ -12,7 +12,7 @@ from jobs_lib.kafka.client import count_partitions
 from jobs_lib.kafka.topic_settings import read_effective
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from jobs_lib.settings import Settings
 
@@ -62,8 +62,7 @@ def check_log(settings: Settings, topic: str, interval: float) -> int:
         names = {one.partition("=")[0] for one in faults}
         raise ConfigurationError(
             f"the topic {topic!r} cannot be a coordination log: {'; '.join(faults)}. "
-            f"Change it: kafka-configs.sh --alter --entity-type topics --entity-name "
-            f"{topic} --add-config {_spell(names)}"
+            f"Change it: {spell_change(topic, names)}"
         )
     return partitions
 
@@ -96,6 +95,15 @@ def spell_creation(topic: str) -> str:
     return f"kafka-topics.sh --create --topic {topic} --partitions {PARTITIONS} {given}"
 
 
+def spell_change(topic: str, names: Collection[str]) -> str:
+    """The command that changes settings of a topic to those that a log needs."""
+    given = ",".join(f"{name}={WANTED[name]}" for name in WANTED if name in names)
+    return (
+        f"kafka-configs.sh --alter --entity-type topics --entity-name {topic} "
+        f"--add-config {given}"
+    )
+
+
 def refuse_growth(topic: str, before: int, now: int) -> ConfigurationError:
     """Make the error for a log whose records are of another number of partitions."""
     return ConfigurationError(
@@ -113,7 +121,3 @@ def refuse_create_time(topic: str, place: int, offset: int) -> ConfigurationErro
         "coordination log had message.timestamp.type=CreateTime when it was written. "
         "Set LogAppendTime, and give the members a new log, or make this one anew"
     )
-
-
-def _spell(names: set[str]) -> str:
-    return ",".join(f"{name}={WANTED[name]}" for name in WANTED if name in names)

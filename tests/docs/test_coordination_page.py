@@ -1,30 +1,32 @@
-"""The log and the consumer of docs/coordination.md work as the page says."""
+"""The log, the consumer and the commands of docs/coordination.md work as it says."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
+from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from jobs_lib.coordination.log_topic import PARTITIONS, WANTED
+from jobs_lib.cli.main import cli
+from jobs_lib.coordination.log_topic import WANTED
+from jobs_lib.settings import default_settings
 from tests.support.pages import read_blocks, write_modules
 from tests.support.topics import create_topic, delete_topics
 
 PAGE = "docs/coordination.md"
 
 
-def test_the_consumer_of_the_page_handles_records_with_its_log(
-    tmp_path, kafka_admin, bootstrap_servers, run_process
+def test_the_consumer_of_the_page_handles_records_and_its_commands_work(
+    tmp_path, kafka_admin, bootstrap_servers, run_process, monkeypatch
 ):
-    (command,) = read_blocks(PAGE, "sh")
-    words = shlex.split(command.replace("\\\n", " "))
-    config = dict(one.split("=") for one in words if "=" in one)
-    log, partitions = words[words.index("--topic") + 1], words[words.index("8")]
-    assert (config, int(partitions)) == (WANTED, PARTITIONS)
-    create_topic(kafka_admin, log, int(partitions), config)
+    monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", bootstrap_servers)
+    create, operate = read_blocks(PAGE, "sh")
+    (command,) = create.splitlines()
     create_topic(kafka_admin, "orders", 1)
+    log = command.split()[command.split().index("--log") + 1]
+    default_settings.cache_clear()
     try:
+        run(command)
         assert write_modules(PAGE, tmp_path) == ["mailer.py"]
         producer = Producer({"bootstrap.servers": bootstrap_servers})
         producer.produce("orders", "value")
@@ -34,10 +36,30 @@ def test_the_consumer_of_the_page_handles_records_with_its_log(
             env={"JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers},
         )
         worker.wait_for_line("^orders 0 0$")
+        name, *commands = operate.splitlines()
+        assert name == f"export JOBS_LIB_COORDINATION_TOPIC={log}"
+        monkeypatch.setenv("JOBS_LIB_COORDINATION_TOPIC", log)
+        default_settings.cache_clear()
+        for line in commands:
+            run(line)
         worker.signal(15)
         assert worker.wait() == 0
     finally:
+        default_settings.cache_clear()
         delete_topics(kafka_admin, [log, "orders"])
+
+
+def run(line: str) -> None:
+    """Run a command as the page spells it."""
+    name, *words = line.split()
+    done = CliRunner().invoke(cli, words)
+    assert (name, done.exit_code) == ("jobs-lib", 0), (line, done.output)
+
+
+def test_the_page_names_the_settings_of_the_log():
+    text = Path(PAGE).read_text(encoding="utf-8")
+    for name, value in WANTED.items():
+        assert f"`{name}={value}`" in text
 
 
 def test_the_protocol_stands_beside_the_code():

@@ -86,6 +86,8 @@ WITHOUT_DATABASE = [
     *("schemas check", "schemas register"),
     *("dev up", "dev down", "dev env", "dev status", "readmodel create"),
     "reexport pack",
+    *(f"coordination {one}" for one in ("show", "check", "create", "set-position")),
+    *(f"coordination {one}" for one in ("pause", "resume", "release")),
 ]
 
 

@@ -312,3 +312,24 @@ def test_records_that_fit_are_in_order(database, bootstrap_servers, topic):
     producer.flush(10)
     settings = load_settings(kafka_bootstrap_servers=bootstrap_servers)
     assert findings(database, settings=settings) == []
+
+
+@pytest.mark.guarantee("M21")
+def test_a_coordination_log_that_loses_records_is_named(
+    database, bootstrap_servers, topic
+):
+    name = topic(2)
+    settings = load_settings(
+        kafka_bootstrap_servers=bootstrap_servers, coordination_topic=name
+    )
+    found = findings(database, settings=settings)
+    assert {one.check for one in found} == {"coordination log"}
+    assert any("message.timestamp.type=CreateTime" in one.what for one in found)
+    missing = load_settings(
+        kafka_bootstrap_servers=bootstrap_servers, coordination_topic="no-log"
+    )
+    (one,) = findings(database, settings=missing)
+    assert (one.level, one.way_out) == (
+        "error",
+        "jobs-lib coordination create --log no-log",
+    )

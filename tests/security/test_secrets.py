@@ -68,6 +68,14 @@ COMMANDS = [
     f"reexport rebuild things --rate 60 --engine sql --yes --app {APP}",
     *(f"where {APP} guarded-states a", f"gates {APP}"),
     "reexport pack 1",
+    *(
+        f"coordination {one} --log guarded-log"
+        for one in (
+            *("create --partitions 2", "check", "show", "pause guarded.g --for 1h"),
+            "set-position guarded.g guarded-states --to latest",
+            *("resume guarded.g", "release guarded.g"),
+        )
+    ),
     *("dev up", "dev env", "dev status", "dev status --json", "dev down"),
 ]
 AWAY = ("@nowhere.invalid/d", "@127.0.0.1:1/d")
@@ -149,7 +157,8 @@ def test_commands_that_succeed_show_no_password(
             "JOBS_LIB_KAFKA": json.dumps(kafka),
         },
     )
-    support.delete_topics(secured_admin, ["guarded-states", "guarded-events"])
+    made = ["guarded-states", "guarded-events", "guarded-log"]
+    support.delete_topics(secured_admin, made)
     refuse(output, kafka)
     codes = dict(re.findall(r"^(.*): exit (\d)$", output, re.MULTILINE))
     # The exit code 1 reports that something is missing or wrong, and 2 an error.

@@ -9,6 +9,7 @@ import psycopg
 from jobs_lib.errors import JobsError, SchemaVersionError
 from jobs_lib.operating.checks import (
     consumers,
+    coordination,
     kafka,
     outbox,
     read_models,
@@ -46,10 +47,11 @@ CHECKS: dict[str, Callable[[Target], Iterator[Finding]]] = {
     "stopped partitions": consumers.check_stopped,
     "skipped records": consumers.check_skipped,
     "topics": kafka.check_topics,
+    "coordination log": coordination.check_log,
 }
 
-# Not in one bounded transaction: the first needs several, the second waits for Kafka.
-_UNBOUNDED = {"pooler", "topics"}
+# Not in one bounded transaction: the first needs several, the others wait for Kafka.
+_UNBOUNDED = {"pooler", "topics", "coordination log"}
 
 
 def check(
