@@ -79,7 +79,8 @@ def find_places(
     spec = _SPECS.earliest() if at == "start" else _SPECS.latest()
     found = _list_all(settings, topic, spec)
     if isinstance(at, datetime):
-        milliseconds = round(at.timestamp() * 1000)
+        # Kafka takes negative times for its own ends, or answers nothing.
+        milliseconds = max(0, round(at.timestamp() * 1000))
         then = _list_all(settings, topic, _SPECS.for_timestamp(milliseconds))
         # Kafka gives a negative offset where no record is as new as that.
         found.update({one: offset for one, offset in then.items() if offset >= 0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +14,7 @@ from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.places import find_committed_ends, find_places, read_committed
 from tests.support.apps import make_app
 from tests.support.groups import Group
+from tests.support.records import make_producer
 
 
 @pytest.fixture
@@ -105,3 +107,12 @@ def test_a_partition_that_never_answers_is_named(
     monkeypatch.setattr(places, "_PATIENCE", 0.3)
     with pytest.raises(UnavailableError, match=f"{name}/2"):
         ASK[what](settings, name)
+
+
+@pytest.mark.parametrize("year", [1, 1900, 1969])
+def test_a_time_before_all_records_is_that_of_the_first_one(settings, topic, year):
+    name = topic(1)
+    producer = make_producer(settings.kafka_bootstrap_servers)
+    producer.produce(name, b"value")
+    producer.flush(30)
+    assert find_places(settings, name, datetime(year, 1, 1, tzinfo=UTC)) == {0: 0}

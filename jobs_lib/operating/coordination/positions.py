@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from jobs_lib.coordination.messages import (
@@ -130,9 +130,7 @@ def find_offsets(
     if to == "earliest":
         found = starts
     elif isinstance(to, datetime):
-        # Kafka takes negative times for its own ends.
-        at = max(as_utc(to), datetime(1970, 1, 1, tzinfo=UTC))
-        found = find_places(settings, topic, at)
+        found = find_places(settings, topic, as_utc(to))
     else:
         found = find_places(settings, topic, "end")
     return {one: found[one] for one in chosen}
