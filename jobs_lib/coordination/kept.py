@@ -21,5 +21,7 @@ class Kept:
     """When the last record about it was sent."""
     sure_at: float = -math.inf
     """When the last one was sent that was read back as valid."""
+    has_ousted: bool = False
+    """Whether the holder before had let nothing be heard of it."""
     is_leaving: bool = False
     is_releasing: bool = False

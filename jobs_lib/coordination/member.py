@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import threading
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from jobs_lib import telemetry
 from jobs_lib.coordination import claims
 from jobs_lib.coordination.claims import Hold, Phase
+from jobs_lib.coordination.holdings import Holdings
 from jobs_lib.coordination.kept import Kept
 from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.messages import (
@@ -28,25 +30,27 @@ from jobs_lib.coordination.messages import (
     Shared,
     Snapshot,
 )
-from jobs_lib.coordination.names import check_interval, check_names
+from jobs_lib.coordination.names import check_interval, check_names, refuse_client
 from jobs_lib.coordination.notices import HoldListener, Notices
 from jobs_lib.coordination.shares import (
     Attendance,
     find_former,
     find_share,
+    find_surplus,
     order_parts,
 )
-from jobs_lib.coordination.topics import Topics
+from jobs_lib.coordination.topics import Topics, find_partitions
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.coordination.writer import Sent, read_clock
-from jobs_lib.errors import FencedError, UnavailableError
+from jobs_lib.errors import UnavailableError
 from jobs_lib.loop import Loop
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jobs_lib.coordination.messages import Message
+    from jobs_lib.coordination.shares import Part
     from jobs_lib.settings import Settings
 
 BEATS = 3
@@ -57,7 +61,7 @@ _START_SECONDS = 30.0
 _TOPICS_EVERY = 10.0
 
 
-class Member:
+class Member(Holdings):
     """Claims partitions of topics for a group, and keeps them.
 
     Use it as a context manager, or call :meth:`start` and :meth:`stop`.
@@ -70,10 +74,11 @@ class Member:
         log: str,
         group: str,
         client_id: str,
-        topics: Collection[str],
+        topics: Collection[str] = (),
         listener: HoldListener,
         interval: float = 10.0,
         topics_every: float = _TOPICS_EVERY,
+        parts: Callable[[], Iterable[Part]] | None = None,
     ) -> None:
         """Check what is given; no connection is made yet.
 
@@ -87,20 +92,21 @@ class Member:
             interval: seconds; a record about each held partition comes at least as
                 often, and a member that is silent for two of them has lost all.
             topics_every: seconds between two looks whether topics have more partitions.
+            parts: returns what is shared instead of topics, as names with numbers. They
+                need not be in Kafka, and may come and go.
 
         Raises:
             ConfigurationError: a value cannot be used.
         """
-        check_names(log, group, client_id, topics)
+        check_names(log, group, client_id, topics if parts is None else None)
         check_interval(interval)
-        self.interval = interval
-        self.sender = Sender(group, client_id, uuid.uuid4().hex)
-        self.log = Log(settings, log, self.sender, interval=interval)
+        sender = Sender(group, client_id, uuid.uuid4().hex)
+        read = Log(settings, log, sender, interval=interval)
+        super().__init__(read, sender, interval)
         self.error: Exception | None = None
         """Why it has ended for good."""
         self._listener = listener
         self._interval_ms = round(interval * 1000)
-        self._kept: dict[Shared, Kept] = {}
         self._before: dict[Shared, int] = {}
         """The claims that were held before the log was lost."""
         self._attendance = Attendance(group, self._interval_ms)
@@ -115,7 +121,8 @@ class Member:
         self._news = threading.Event()
         self._notices = Notices(group)
         self._ticking = Loop(f"member {group}", self._tick_on)
-        self._topics = Topics(settings, group, topics, topics_every, self._news.set)
+        find = parts or partial(find_partitions, settings, topics)
+        self._topics = Topics(group, find, topics_every, self._news.set)
         self.pulses = [self._ticking.pulse, self.log.pulse]
         self.log.listen(self)
 
@@ -151,7 +158,11 @@ class Member:
         self._ticking.start()
         with self.log.lock:
             self.log.lock.wait_for(
-                lambda: self.error or (self._is_seen and not self._resuming),
+                lambda: (
+                    self.error
+                    or self._is_stopping
+                    or (self._is_seen and not self._resuming)
+                ),
                 _START_SECONDS + 2 * self.interval,
             )
             error = self.error
@@ -165,6 +176,13 @@ class Member:
             self.stop(0)
             raise error
 
+    def ask_to_stop(self) -> None:
+        """Let :meth:`start`, in another thread, wait no longer, and release all."""
+        with self.log.lock:
+            self._is_stopping = True
+            self._news.set()
+            self.log.lock.notify_all()
+
     def stop(self, timeout: float = 5.0) -> None:
         """Release all, and end.
 
@@ -172,9 +190,8 @@ class Member:
             timeout: seconds to wait for the listener. What is not released then becomes
                 stale, and others claim it after two intervals.
         """
+        self.ask_to_stop()
         with self.log.lock:
-            self._is_stopping = True
-            self._news.set()
             self.log.lock.wait_for(lambda: self.error or not self._kept, timeout)
         self._ticking.stop()
         self._topics.stop()
@@ -182,64 +199,6 @@ class Member:
             self._drop_all()
         self._notices.stop(timeout)
         self.log.stop()
-
-    # What is held
-
-    def list_held(self) -> dict[Shared, int | None]:
-        """List what is held now, with the positions."""
-        with self.log.lock:
-            return {
-                shared: one.position
-                for shared, one in self._kept.items()
-                if one.hold.phase is Phase.HELD
-            }
-
-    def is_held(self, shared: Shared) -> bool:
-        """Whether a partition is held, as far as this member knows."""
-        with self.log.lock:
-            kept = self._kept.get(shared)
-            return kept is not None and kept.hold.phase is Phase.HELD
-
-    def is_sure(self, shared: Shared) -> bool:
-        """Whether nobody else can hold a partition yet."""
-        with self.log.lock:
-            kept = self._kept.get(shared)
-            return (
-                kept is not None
-                and kept.hold.phase is Phase.HELD
-                and claims.is_sure(kept.sure_at, read_clock(), self.interval)
-            )
-
-    def set_position(self, shared: Shared, position: int) -> None:
-        """Say that all before a position is processed; the next heartbeat tells it."""
-        with self.log.lock:
-            if (kept := self._kept.get(shared)) is not None:
-                kept.position = max(position, kept.position or 0)
-
-    def release(self, shared: Shared) -> None:
-        """Release a partition, with the position that was set last."""
-        with self.log.lock:
-            kept = self._kept.get(shared)
-            if kept is None or kept.is_releasing:
-                return
-            message = claims.release(kept.hold, self.sender, shared, kept.position)
-            if message is not None:
-                kept.is_releasing = True
-                self.log.send(message, then=self._read_back)
-
-    def claim_messages(
-        self, shared: Shared, first: int | None, end: int
-    ) -> Sent | None:
-        """Claim a batch, to process it at most once; None if it is not held."""
-        with self.log.lock:
-            kept = self._kept.get(shared)
-            if kept is None or kept.is_releasing:
-                return None
-            message = claims.claim_messages(kept.hold, self.sender, shared, first, end)
-            if message is None:
-                return None
-            kept.sent_at = read_clock()
-            return self.log.send(message, then=self._read_back)
 
     # The thread that ticks
 
@@ -323,16 +282,15 @@ class Member:
             for part in order_parts(self.sender.client_id, members, self._topics.parts)
         ]
         staying = [one for one, kept in self._kept.items() if not kept.is_leaving]
-        missing = share - len(staying) - len(self._resuming - self._kept.keys())
+        surplus = find_surplus(staying, ordered, share)
+        self._leave(surplus)
+        resuming = len(self._resuming - self._kept.keys())
+        missing = share - len(staying) + len(surplus) - resuming
         for shared in ordered:
             if missing <= 0:
                 break
             if shared not in self._kept and self._try_to_claim(shared):
                 missing -= 1
-        if len(staying) > share:
-            rank = {shared: number for number, shared in enumerate(ordered)}
-            staying.sort(key=lambda one: rank.get(one, len(rank)))
-            self._leave(staying[share:])
 
     def _try_to_claim(self, shared: Shared) -> bool:
         """Claim a partition, if that would be valid now; else let time pass there."""
@@ -342,7 +300,8 @@ class Member:
             self.log.probe([place], self.interval / BEATS)
             return False
         hold, message = claims.begin_claim(self.sender, shared, self._interval_ms)
-        self._kept[shared] = Kept(hold)
+        has_ousted = world.find(shared).holding is not None
+        self._kept[shared] = Kept(hold, has_ousted=has_ousted)
         self.log.send(message, then=self._read_back)
         return True
 
@@ -399,6 +358,8 @@ class Member:
             or sender[0] != self.sender[0]
         ):
             return
+        if isinstance(message, ReleasingPartition):
+            self._news.set()  # It may be claimed at once.
         if isinstance(message, ClaimingPartition) and outcome is Outcome.VALID:
             if message.shared in self._kept:
                 if sender.client_id == self.sender.client_id:
@@ -438,11 +399,7 @@ class Member:
 
     def _end(self, what: str) -> None:
         """End for good."""
-        self.error = FencedError(
-            f"another process with the client id {self.sender.client_id!r} {what} in "
-            f"the group {self.sender.group_id!r}: give each process a client id of its "
-            "own, and end the old one before its successor starts"
-        )
+        self.error = refuse_client(self.sender, what)
         self._drop_all()
         self._notices.put(self._listener.ended, self.error)
         self.log.lock.notify_all()

@@ -11,15 +11,19 @@ from jobs_lib.coordination.messages import (
     NAME_LIMIT,
     SHORTEST_INTERVAL_MS,
 )
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from jobs_lib.coordination.messages import Sender
+
 _GROUP_NAME = re.compile(r"[^.\s]+(\.[^.\s]+)+")
 
 
-def check_names(log: str, group: str, client_id: str, topics: Collection[str]) -> None:
+def check_names(
+    log: str, group: str, client_id: str, topics: Collection[str] | None
+) -> None:
     """Refuse names that cannot be used.
 
     Raises:
@@ -33,7 +37,9 @@ def check_names(log: str, group: str, client_id: str, topics: Collection[str]) -
             f"client_id={client_id!r} must have 1 to {NAME_LIMIT} characters: a name "
             "that is the process's own, and the same after a restart"
         )
-    if isinstance(topics, str) or not topics or not all(topics):
+    if topics is not None and (
+        isinstance(topics, str) or not topics or not all(topics)
+    ):
         raise ConfigurationError(
             f"topics={topics!r} must be a list of names, with one at least"
         )
@@ -63,3 +69,17 @@ def check_interval(interval: float) -> None:
         raise ConfigurationError(
             f"interval={interval!r} must be seconds from {least:g} to {most:g}"
         )
+
+
+def refuse_client(sender: Sender, what: str) -> FencedError:
+    """Make the error for a process whose client's name another one has, too."""
+    return FencedError(
+        f"another process with the client id {sender.client_id!r} {what} in the group "
+        f"{sender.group_id!r}: give each process a client id of its own, and end the "
+        "old one before its successor starts"
+    )
+
+
+def name_setting(error: Exception) -> FencedError:
+    """Say which setting is the client's name, where a service chooses that."""
+    return FencedError(f"{error}. The client id is the pod's name, JOBS_LIB_POD")

@@ -14,7 +14,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.world import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from jobs_lib.coordination.messages import Message, Sender
     from jobs_lib.coordination.world import World
@@ -152,3 +152,19 @@ def order_parts(
         parts[number]
         for number in sorted(range(len(parts)), key=lambda one: (one - own) % count)
     ]
+
+
+def find_surplus(
+    staying: Collection[Shared], shared: Sequence[Shared], share: int
+) -> list[Shared]:
+    """Find what a member leaves: what is shared no more, and what is above its share.
+
+    Args:
+        staying: what it has and does not leave yet.
+        shared: all partitions, those first that it wants first.
+        share: how many of them it wants.
+    """
+    rank = {one: number for number, one in enumerate(shared)}
+    gone = [one for one in staying if one not in rank]
+    kept = sorted((one for one in staying if one in rank), key=rank.__getitem__)
+    return gone + kept[share:]

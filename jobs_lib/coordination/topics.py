@@ -1,4 +1,4 @@
-"""The partitions of the topics that a group shares: some may be added."""
+"""What a group shares: the partitions of topics, of which some may be added."""
 
 from __future__ import annotations
 
@@ -9,47 +9,53 @@ from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jobs_lib.coordination.shares import Part
     from jobs_lib.settings import Settings
 
 
+def find_partitions(settings: Settings, topics: Collection[str]) -> list[Part]:
+    """Find all partitions of topics.
+
+    Raises:
+        AccessError: Kafka does not let this client in.
+        TopicError: a topic does not exist.
+        UnavailableError: no broker answers.
+    """
+    names = sorted(set(topics))
+    counts = list_partitions(settings, names)
+    if missing := [one for one in names if not counts[one]]:
+        raise missing_topics(settings, missing)
+    return [(one, part) for one in names for part in range(counts[one])]
+
+
 class Topics:
-    """Looks now and then how many partitions topics have.
+    """Looks now and then which partitions a group shares.
 
     Args:
-        settings: where Kafka is.
         group: names the thread.
-        names: of the topics, in Kafka.
+        find: finds them.
         every: seconds between two looks.
         looked: called after each look.
     """
 
     def __init__(
         self,
-        settings: Settings,
         group: str,
-        names: Collection[str],
+        find: Callable[[], Iterable[Part]],
         every: float,
         looked: Callable[[], object],
     ) -> None:
         self.parts: list[Part] = []
         """All partitions, sorted."""
-        self._settings = settings
-        self._names = sorted(set(names))
+        self._find = find
         self._every = every
         self._looked = looked
         self._loop = Loop(f"topics {group}", self._look_on)
 
     def start(self) -> None:
-        """Look once, and go on in a thread.
-
-        Raises:
-            AccessError: Kafka does not let this client in.
-            TopicError: a topic does not exist.
-            UnavailableError: no broker answers.
-        """
+        """Look once, and go on in a thread. What the look raises is raised."""
         self._look()
         self._loop.start()
 
@@ -63,8 +69,5 @@ class Topics:
             yield
 
     def _look(self) -> None:
-        counts = list_partitions(self._settings, self._names)
-        if missing := [one for one in self._names if not counts[one]]:
-            raise missing_topics(self._settings, missing)
-        self.parts = [(one, part) for one in self._names for part in range(counts[one])]
+        self.parts = sorted(set(self._find()))
         self._looked()

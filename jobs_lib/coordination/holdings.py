@@ -1,0 +1,96 @@
+"""What a member holds, as those see it who work with that. Any thread may ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs_lib.coordination import claims
+from jobs_lib.coordination.claims import Phase
+from jobs_lib.coordination.writer import Sent, read_clock
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.kept import Kept
+    from jobs_lib.coordination.log import Log
+    from jobs_lib.coordination.messages import Sender, Shared
+
+
+class Holdings:
+    """The partitions that a member claims or holds.
+
+    Args:
+        log: says who holds what.
+        sender: the member.
+        interval: in seconds.
+    """
+
+    def __init__(self, log: Log, sender: Sender, interval: float) -> None:
+        self.log = log
+        self.sender = sender
+        self.interval = interval
+        self._kept: dict[Shared, Kept] = {}
+
+    def list_held(self) -> dict[Shared, int | None]:
+        """List what is held now, with the positions."""
+        with self.log.lock:
+            return {
+                shared: one.position
+                for shared, one in self._kept.items()
+                if one.hold.phase is Phase.HELD
+            }
+
+    def is_held(self, shared: Shared) -> bool:
+        """Whether a partition is held, as far as this member knows."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            return kept is not None and kept.hold.phase is Phase.HELD
+
+    def is_sure(self, shared: Shared) -> bool:
+        """Whether nobody else can hold a partition yet."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            return (
+                kept is not None
+                and kept.hold.phase is Phase.HELD
+                and claims.is_sure(kept.sure_at, read_clock(), self.interval)
+            )
+
+    def has_ousted(self, shared: Shared) -> bool:
+        """Whether what is held was taken from a holder that had become stale."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            return kept is not None and kept.has_ousted
+
+    def set_position(self, shared: Shared, position: int) -> None:
+        """Say that all before a position is processed; the next heartbeat tells it."""
+        with self.log.lock:
+            if (kept := self._kept.get(shared)) is not None:
+                kept.position = max(position, kept.position or 0)
+
+    def release(self, shared: Shared) -> None:
+        """Release a partition, with the position that was set last."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            if kept is None or kept.is_releasing:
+                return
+            message = claims.release(kept.hold, self.sender, shared, kept.position)
+            if message is not None:
+                kept.is_releasing = True
+                self.log.send(message, then=self._read_back)
+
+    def claim_messages(
+        self, shared: Shared, first: int | None, end: int
+    ) -> Sent | None:
+        """Claim a batch, to process it at most once; None if it is not held."""
+        with self.log.lock:
+            kept = self._kept.get(shared)
+            if kept is None or kept.is_releasing:
+                return None
+            message = claims.claim_messages(kept.hold, self.sender, shared, first, end)
+            if message is None:
+                return None
+            kept.sent_at = read_clock()
+            return self.log.send(message, then=self._read_back)
+
+    def _read_back(self, sent: Sent) -> None:
+        """Draw the conclusion from an own record; called with the log's lock held."""
+        raise NotImplementedError
