@@ -229,6 +229,20 @@ class Settings(BaseSettings):
         description="The coordination log's name in Kafka, over which partitions are "
         "shared without a consumer group: `jobs-lib coordination create` makes it.",
     )
+    coordination_interval: float = Field(
+        10.0,
+        ge=0.1,
+        le=3_600,
+        description="Seconds: each process tells the coordination log three times as "
+        "often what it holds. Others take that over after two to three such intervals.",
+    )
+    ownership: Literal["database", "coordination"] = Field(
+        "database",
+        validate_default=True,
+        description="How processes share what they own. `database`: Kafka's groups "
+        "share the partitions of consumers, and heartbeats in PostgreSQL the rest. "
+        "`coordination`: the coordination log shares all of it.",
+    )
     give_up_after: Seconds = Field(
         30.0,
         description="Seconds without an answer of PostgreSQL after which a pod leaves "
@@ -393,6 +407,16 @@ class Settings(BaseSettings):
                 "s: a process would count as dead between two heartbeats"
             )
         return seconds
+
+    @field_validator("ownership")
+    @classmethod
+    def _has_log(cls, ownership: str, info: ValidationInfo) -> str:
+        # A name that was refused itself is not there.
+        if ownership == "coordination" and info.data.get("coordination_topic") == "":
+            raise ValueError(
+                "coordination needs a log: set coordination_topic to its name in Kafka"
+            )
+        return ownership
 
     @field_validator("topic_template")
     @classmethod

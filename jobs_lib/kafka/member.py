@@ -65,6 +65,10 @@ class GroupMember(Poller):
         self._fenced = fenced
         self._leaves_at_once = False
 
+    def may_oust(self, partition: Partition) -> bool:
+        """Whether an assigned partition may be taken from an owner that lives."""
+        return True
+
     def commit(self, offsets: dict[Partition, int]) -> None:
         """Commit offsets to Kafka, for lag tools and gates, without waiting for it.
 

@@ -19,14 +19,16 @@ class MemberSource(Source):
     """Wants the partitions assigned to the members of this process.
 
     The group's coordinator is the authority: what it assigns is taken even from a
-    living owner. This source does not start or stop the members; their creator does.
+    living owner. A coordination log is one only where it ousted a silent holder. This
+    source does not start or stop the members; their creator does.
     """
 
     def __init__(self, members: Iterable[GroupMember], handover_timeout: float) -> None:
         super().__init__()
         self._handover_timeout = handover_timeout
         self._ownership: Ownership | None = None
-        for member in members:
+        self._members = list(members)
+        for member in self._members:
             member.listen(self)
 
     def serve(self, ownership: Ownership) -> None:
@@ -35,7 +37,13 @@ class MemberSource(Source):
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
         """Want partitions that the coordinator assigned."""
-        self.assign(_origins(partitions))
+        unheld = {
+            one
+            for one in partitions
+            if self._members and not any(m.may_oust(one) for m in self._members)
+        }
+        self.want(_origins(unheld))
+        self.assign(_origins(partitions - unheld))
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
         """Give up partitions; wait, in the poll thread, until they are handed over."""

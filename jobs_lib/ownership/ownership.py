@@ -197,6 +197,7 @@ class Ownership:
             self._begin_noticed(connection)
         if missing := wanted - (self._owned.keys() - self._idle):
             self._take(connection, missing)
+        self._source.note_owned(frozenset(self._owned))
 
     def _take(
         self, connection: psycopg.Connection[Any], missing: frozenset[str]

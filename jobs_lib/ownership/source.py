@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, FencedError
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from jobs_lib.errors import JobsError
 
 
 class Source:
@@ -66,12 +68,24 @@ class Source:
         with self._lock:
             self._given -= frozenset(origins)
 
+    def note_owned(self, owned: frozenset[str]) -> None:
+        """Note what is owned after a round of the ownership, which calls this.
+
+        What is neither wanted nor owned is handed over: others may have it.
+        """
+
     def assign(self, origins: Iterable[str]) -> None:
         """Also want origins that an authority assigned to this process."""
         with self._lock:
             given = frozenset(origins)
             self._wanted |= given
             self._given |= given
+        self._changed()
+
+    def want(self, origins: Iterable[str]) -> None:
+        """Also want origins, without the right to take from living owners."""
+        with self._lock:
+            self._wanted |= frozenset(origins)
         self._changed()
 
     def revoke(self, origins: Iterable[str]) -> None:
@@ -124,14 +138,19 @@ class CombinedSource(Source):
         for source in self._sources:
             source.took(taken)
 
+    def note_owned(self, owned: frozenset[str]) -> None:
+        """Tell it all sources."""
+        for source in self._sources:
+            source.note_owned(owned)
+
 
 class WatchingSource(Source, ABC):
     """A source with a thread that asks a server, and goes on after errors."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.refused: Callable[[ConfigurationError], None] = lambda error: None
-        """Called when the source cannot go on until a setting is changed."""
+        self.refused: Callable[[JobsError], None] = lambda error: None
+        """Called when the source cannot go on until a person changes something."""
         self._name = name
         self._loop = Loop(name, self._watch, failed=self._note_failure)
 
@@ -154,5 +173,5 @@ class WatchingSource(Source, ABC):
 
     def _note_failure(self, error: BaseException) -> None:
         self._fail()
-        if isinstance(error, ConfigurationError):
+        if isinstance(error, (ConfigurationError, FencedError)):
             self.refused(error)

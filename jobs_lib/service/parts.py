@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.transactor import Transactor
+from jobs_lib.coordination.held_member import HeldMember
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.outside import OutsideCommitter
 from jobs_lib.kafka.topic_ids import TopicIds
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership
+from jobs_lib.ownership.coordinated import CoordinationSource, name_group
 from jobs_lib.ownership.filled import FilledOrigins
 from jobs_lib.ownership.follow import FollowSource
+from jobs_lib.ownership.follow_log import FollowLogSource
 from jobs_lib.ownership.member import MemberSource
 from jobs_lib.ownership.orphans import OrphanSource
-from jobs_lib.ownership.source import CombinedSource
+from jobs_lib.ownership.source import CombinedSource, WatchingSource
 from jobs_lib.ownership.static import StaticSource
 from jobs_lib.service.preparation import all_origins, find_placed, job_consumers
 from jobs_lib.service.supervisor import read_share
@@ -97,13 +100,7 @@ class PartMaker:
     def make_consumer(self, group: str, declared: Sequence[Subscription]) -> Owner:
         """Make the consumer of one group."""
         settings = self.app.settings
-        member = GroupMember(
-            settings,
-            group,
-            {one.topic for one in declared},
-            may_join=lambda: not self.process.is_cut_off(),
-            fenced=self.fail,
-        )
+        member = self._make_member(group, {one.topic for one in declared})
         source = MemberSource([member], settings.handover_timeout)
         tells = next((one for one in declared if one.done), None)
         consumer = Consumer(
@@ -127,15 +124,38 @@ class PartMaker:
         source.serve(ownership)
         return Owner(consumer, ownership, member, consumer.measures)
 
+    def _make_member(self, group: str, topics: set[str]) -> GroupMember:
+        """Make the member that is assigned a share of the topics' partitions."""
+        process = self.process
+        if not self._coordinates:
+            return GroupMember(
+                self.app.settings,
+                group,
+                topics,
+                may_join=lambda: not process.is_cut_off(),
+                fenced=self.fail,
+            )
+        return HeldMember(
+            self.app.settings,
+            group,
+            topics,
+            log_group=self._name_group(f"consume:{group}"),
+            client_id=self._name_process(),
+            may_join=lambda: not process.is_cut_off(),
+            fenced=self.fail,
+        )
+
     def make_transactors(self) -> list[Transactor]:
         """Make what runs the app's functions in transactions of Kafka."""
-        settings = self.app.settings
-        share, count = read_share() or (1, 1)
-        # Processes of one pod have ids of their own, which are stable over restarts.
-        name = settings.pod if count == 1 else f"{settings.pod}-{share}"
         largest = max((one.largest for one in self.app.streams.values()), default=0)
         return [
-            Transactor(settings, one, self.installation, name, largest=largest)
+            Transactor(
+                self.app.settings,
+                one,
+                self.installation,
+                self._name_process(),
+                largest=largest,
+            )
             for one in self.app.transactionals
         ]
 
@@ -189,17 +209,15 @@ class PartMaker:
         """Choose where the executor's origins come from.
 
         The settings name them; or, without a consumer in the app, the executor gets a
-        share of all; or it follows the consumers to which Kafka assigned them, in
-        another process or in this one. The second value is the source that follows this
-        process's members.
+        share of all, by heartbeats or over the coordination log; or it follows the
+        consumers to which Kafka assigned them, in another process or in this one. The
+        second value is the source that follows this process's members.
         """
         consumers = job_consumers(self.app)
         if self.app.settings.origins:
             return StaticSource(chosen), None
         if not consumers:
-            filled = FilledOrigins(self.database)
-            lasting = partial(all_origins, self.database)
-            return self._share(self.process.role, lasting, filled.find), None
+            return self._share_jobs(), None
         if sidecar:
             return self._with_orphans(self._follow(consumers), consumers), None
         named = {one.group for one in consumers}
@@ -222,15 +240,70 @@ class PartMaker:
             refused=self.fail,
         )
         every = [f"shard/{n}" for n in range(shards)]
-        source = self._share("relay", lambda _: every, is_cut_off=relay.is_cut_off)
+        source: Source
+        if self._coordinates:
+            source = self._coordinate("relay", lambda: every)
+        else:
+            source = self._share("relay", lambda _: every, is_cut_off=relay.is_cut_off)
         return Owner(relay, self._own("relay", source, relay))
 
-    def _follow(self, consumers: Iterable[Subscription]) -> FollowSource:
-        """This process's share of the origins that Kafka assigns to its pod."""
+    def _share_jobs(self) -> Source:
+        """The process's share of all origins, which no consumer has."""
+        filled = FilledOrigins(self.database)
+        lasting = partial(all_origins, self.database)
+        role = self.process.role
+        if not self._coordinates:
+            return self._share(role, lasting, filled.find)
+
+        def find() -> list[str]:
+            with self.database.connect("origins") as connection:
+                return lasting(connection)
+
+        def find_passing(connection: psycopg.Connection[Any]) -> set[str]:
+            return {*filled.find(connection)} - {*lasting(connection)}
+
+        # The log would never forget origins that come and go with their jobs.
+        passing = self._share(role, lambda _: (), find_passing)
+        return CombinedSource(self._coordinate(role, find), passing)
+
+    @property
+    def _coordinates(self) -> bool:
+        return self.app.settings.ownership == "coordination"
+
+    def _coordinate(
+        self, role: str, find: Callable[[], Iterable[str]]
+    ) -> CoordinationSource:
+        """Share origins over the coordination log."""
+        source = CoordinationSource(
+            self.app.settings,
+            self._name_group(role),
+            self._name_process(),
+            find,
+            is_cut_off=self.process.is_cut_off,
+        )
+        source.refused = self.fail
+        return source
+
+    def _name_group(self, role: str) -> str:
+        return name_group(self.installation, role)
+
+    def _name_process(self) -> str:
+        """A name of this process's own, which is the same after a restart."""
+        share, count = read_share() or (1, 1)
+        pod = self.app.settings.pod
+        return pod if count == 1 else f"{pod}-{share}"
+
+    def _follow(self, consumers: Iterable[Subscription]) -> WatchingSource:
+        """This process's share of the origins that are assigned to its pod."""
         topics: dict[str, frozenset[str]] = {}
         for one in consumers:
             topics[one.group] = topics.get(one.group, frozenset()) | {one.topic}
-        source = FollowSource(self.app.settings, topics)
+        source: WatchingSource
+        if self._coordinates:
+            groups = [self._name_group(f"consume:{group}") for group in topics]
+            source = FollowLogSource(self.app.settings, groups)
+        else:
+            source = FollowSource(self.app.settings, topics)
         source.refused = self.fail
         if share := read_share():
             source.share(*share)

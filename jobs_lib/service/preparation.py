@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jobs_lib import telemetry
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.table_faults import find_tables
+from jobs_lib.coordination.log_topic import check_log
 from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import list_partitions
@@ -88,17 +89,20 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
         return False
     consumers = app.consumers if "consumers" in parts else []
     transactional = app.transactionals if "consumers" in parts else []
-    followed = job_consumers(app) if sidecar else []
+    over_log = coordinates(app, parts)
+    followed = job_consumers(app) if sidecar and not over_log else []
     after = find_dependencies(app, parts)
+    log = {settings.coordination_topic} if over_log else set()
     needs = Needs(
-        reads={one.topic for one in consumers} | {one.topic for one in transactional},
+        reads={one.topic for one in consumers}
+        | {one.topic for one in transactional}
+        | log,
         measures={one.topic for one in after},
         joins={one.group for one in consumers}
         | {one.group for one in transactional}
         | {one.done_group for one in consumers if one.done},
-        writes={topic.name for topic in app.topics.values()}
-        if "relay" in parts
-        else set(),
+        writes=log
+        | ({one.name for one in app.topics.values()} if "relay" in parts else set()),
         follows={one.group for one in followed} | {one.group for one in after},
     )
     try:
@@ -109,6 +113,28 @@ def can_reach_kafka(app: App, parts: Collection[str], *, sidecar: bool) -> bool:
         telemetry.emit("loop.failed", loop="start", error=error)
         return False
     return True
+
+
+def coordinates(app: App, parts: Collection[str]) -> bool:
+    """Whether these parts share what they own over the coordination log."""
+    return app.settings.ownership == "coordination" and bool(
+        ("consumers" in parts and app.consumers)
+        or ("executor" in parts and app.jobs and not app.settings.origins)
+        or ("relay" in parts and app.topics)
+    )
+
+
+def check_coordination(app: App, parts: Collection[str]) -> None:
+    """Refuse a start whose coordination log is missing, or would lose records.
+
+    Raises:
+        AccessError: Kafka does not let this service in, or denies it a right.
+        ConfigurationError: it is, or no Kafka is set.
+        UnavailableError: no broker answers.
+    """
+    if coordinates(app, parts):
+        settings = app.settings
+        check_log(settings, settings.coordination_topic, settings.coordination_interval)
 
 
 def find_dependencies(app: App, parts: Collection[str]) -> set[Dependency]:

@@ -34,6 +34,7 @@ from jobs_lib.service.parts import PartMaker
 from jobs_lib.service.preparation import (
     PARTS,
     can_reach_kafka,
+    check_coordination,
     check_dependencies,
     check_model_tables,
     check_parts,
@@ -231,6 +232,7 @@ class Service:
         self._patiently(partial(check_places, self.database, self.app, self.parts))
         reaches = can_reach_kafka(self.app, self.parts, sidecar=self._sidecar)
         self._patiently(partial(check_dependencies, self.app, self.parts))
+        self._patiently(partial(check_coordination, self.app, self.parts))
         self._patiently(self.app.load_schemas)
         self._declare_topics()
         check_parts(self.app, self.parts)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from jobs_lib.coordination.log_topic import WANTED
 from tests.support.apps import count, make_app, running
 from tests.support.pods import await_shares
 
@@ -21,10 +22,11 @@ def begun() -> dict[str, list[tuple[int, float]]]:
     return {"cut off": [], "other": []}
 
 
-@pytest.fixture
-def make(database_url, own_broker, begun):
+@pytest.fixture(params=["database", "coordination"])
+def make(request, database_url, own_broker, begun):
     """A function that makes the app of a pod with a way to Kafka."""
     home = own_broker.create(PARTITIONS)
+    log = own_broker.create(2, WANTED)
     lock = threading.Lock()
 
     def make(pod: str, servers: str):
@@ -34,6 +36,9 @@ def make(database_url, own_broker, begun):
             pod=pod,
             kafka_bootstrap_servers=servers,
             workers=WORKERS,
+            ownership=request.param,
+            coordination_topic=log,
+            coordination_interval=1.0,
         )
 
         @app.consumer(home, group=f"{home}-g")
@@ -52,7 +57,7 @@ def make(database_url, own_broker, begun):
 
 @pytest.mark.slow
 @pytest.mark.expects("jobs.fenced", "loop.failed")
-@pytest.mark.guarantee("I4")
+@pytest.mark.guarantee("I4", "M24")
 def test_jobs_in_the_memory_of_a_pod_without_kafka_do_not_run_twice(
     make, begun, own_broker, admin, connect, wait_for
 ):

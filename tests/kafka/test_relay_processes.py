@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from jobs_lib.coordination.log_topic import WANTED
 from tests.support.apps import QUICK, make_app
 from tests.support.pods import count_shares
 from tests.support.records import read_topic
@@ -31,9 +32,10 @@ def app(database_url, bootstrap_servers):
 def start(tmp_path, database_url, bootstrap_servers, run_process):
     """A function that starts the parent of two relay processes."""
 
-    def start(topic: str):
+    def start(topic: str, **settings: str):
         (tmp_path / "several.py").write_text(APP.format(topic=topic))
-        quick = {f"JOBS_LIB_{name.upper()}": str(one) for name, one in QUICK.items()}
+        given = (QUICK | settings).items()
+        quick = {f"JOBS_LIB_{name.upper()}": str(one) for name, one in given}
         return run_process(
             *("-m", "jobs_lib.cli", "relay", "several:app", "--processes", "2"),
             env={
@@ -47,11 +49,18 @@ def start(tmp_path, database_url, bootstrap_servers, run_process):
     return start
 
 
+@pytest.mark.guarantee("M24")
+@pytest.mark.parametrize("ownership", ["database", "coordination"])
 def test_two_processes_share_the_shards_and_stop_on_one_signal(
-    start, app, admin, topic, connect, bootstrap_servers, wait_for
+    start, app, admin, topic, connect, bootstrap_servers, wait_for, ownership
 ):
     numbers = app.topic(topic(4), value=int)
-    parent = start(numbers.name)
+    settings = {
+        "ownership": ownership,
+        "coordination_topic": topic(2, prefix="log", config=WANTED),
+        "coordination_interval": "2",
+    }
+    parent = start(numbers.name, **settings)
 
     wait_for(
         lambda: count_shares(admin, "relay") == [8, 8],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.coordination.log_topic import WANTED
 from tests.support.apps import make_app, running
 
 if TYPE_CHECKING:
@@ -16,20 +17,39 @@ if TYPE_CHECKING:
     from jobs_lib import Job
 
 ORIGINS = 12
-KINDS = ["member", "follow", "database", "static"]
+KINDS = {
+    "member": {"kafka"},
+    "follow": {"kafka"},
+    "database": set(),
+    "static": set(),
+    "coordination": {"kafka", "log"},
+    "member over the log": {"kafka", "log"},
+    "follow over the log": {"kafka", "log"},
+}
+"""The sources, and what each needs."""
 
 
 class Pods:
     """Pods that own by one kind of source, and the jobs that each has run."""
 
-    def __init__(self, url: str, bootstrap_servers: str, home: str, kind: str) -> None:
+    def __init__(
+        self, url: str, bootstrap_servers: str, home: str, kind: str, log: str
+    ) -> None:
         self.home = home
         self.ran: list[tuple[str, str]] = []
-        self._kind = kind
+        self._kind = kind.split()[0]
+        self._consumes = self._kind in ("member", "follow")
         self._url = url
         self._settings = {}
-        if kind in ("member", "follow"):
-            self._settings = {"kafka_bootstrap_servers": bootstrap_servers}
+        if "kafka" in KINDS[kind]:
+            self._settings["kafka_bootstrap_servers"] = bootstrap_servers
+        if "log" in KINDS[kind]:
+            self._settings |= {
+                "ownership": "coordination",
+                "coordination_topic": log,
+                # Nor does one count as dead there.
+                "coordination_interval": 5.0,
+            }
         self._lock = threading.Lock()
 
     def make(self, pod: str, **settings):
@@ -42,7 +62,7 @@ class Pods:
             with self._lock:
                 self.ran.append((pod, job.origin))
 
-        if self._settings:
+        if self._consumes:
 
             @app.consumer(self.home, group=f"{self.home}-g")
             def handle(record, connection) -> None: ...
@@ -61,7 +81,7 @@ class Pods:
                 running(self.make(pod), "executor", sidecar=True),
             ):
                 yield
-        elif self._kind == "database":
+        elif self._kind in ("database", "coordination"):
             with running(self.make(pod), "executor"):
                 yield
         else:
@@ -79,7 +99,8 @@ def pods(request, database_url, bootstrap_servers, topic, admin):
         "insert into jobs_lib.topics (topic, partitions, home) values (%s, %s, true)",
         (home, ORIGINS),
     )
-    return Pods(database_url, bootstrap_servers, home, request.param)
+    log = topic(2, prefix="log", config=WANTED)
+    return Pods(database_url, bootstrap_servers, home, request.param, log)
 
 
 @pytest.fixture
@@ -99,7 +120,7 @@ def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
 
 
 @pytest.mark.expects("origins.lost")
-@pytest.mark.guarantee("S13", "I11", "I13")
+@pytest.mark.guarantee("S13", "I11", "I13", "M24")
 def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
     pods, owners, admin, wait_for
 ):

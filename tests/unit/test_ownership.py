@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from uuid import UUID
 
@@ -9,8 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs_lib.ownership import Source, StaticSource, choose_owner, share_evenly
+from jobs_lib.coordination import Shared
+from jobs_lib.coordination.messages import ClaimingPartition, Heartbeat, Sender
+from jobs_lib.coordination.world import World
+from jobs_lib.ownership import (
+    Source,
+    StaticSource,
+    choose_owner,
+    follow_log,
+    share_evenly,
+)
+from jobs_lib.ownership.coordinated import CoordinationSource
+from jobs_lib.ownership.follow_log import FollowLogSource
 from jobs_lib.ownership.member import MemberSource
+from jobs_lib.settings import load_settings
 
 
 @pytest.mark.guarantee("FK3")
@@ -27,6 +40,77 @@ def test_odd_callbacks_do_no_harm():
     source.lost(frozenset({("t", 1)}))
     assert source.wanted == frozenset()
     assert changes[-1] == frozenset()
+
+
+@pytest.mark.guarantee("M24")
+def test_odd_calls_of_a_coordinated_member_do_no_harm():
+    source = CoordinationSource(load_settings(), "shop.execute", "a", list)
+    one, other = (Shared("shop.execute", "t", number) for number in (1, 2))
+    source.leave(one)
+    source.taken(one, None)
+    source.taken(one, None)
+    source.lost(other)
+    assert source.wanted == {"t/1"}
+    # It was free, or released: nothing is taken from an owner that lives.
+    assert source.claims({"t/1"}) == frozenset()
+    source.note_owned(frozenset())
+    assert source.wanted == {"t/1"}
+    source.leave(one)
+    source.note_owned(frozenset({"t/1"}))
+    source.note_owned(frozenset())
+    source.lost(one)
+    assert source.wanted == frozenset()
+    source.stop()
+
+
+class Read:
+    """A log of one partition, as a reader has it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Condition()
+        self.is_known = True
+        self.world = World(0)
+
+    def get_worlds(self) -> list[World]:
+        return [self.world]
+
+    def add(self, message) -> None:
+        end = self.world.next_offset
+        self.world.fold(end, 1_000 * end, 1, message)
+
+
+@pytest.mark.guarantee("M24")
+def test_a_sidecar_follows_its_service_while_that_gives_signs_of_life(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(follow_log, "read_clock", lambda: now[0])
+    settings = load_settings(pod="a", coordination_interval=10.0)
+    source, log = FollowLogSource(settings, {"shop.consume"}), Read()
+
+    def look(after: float) -> frozenset[str]:
+        now[0] += after
+        source._choose(log)
+        return source.wanted
+
+    senders = {
+        0: Sender("shop.consume", "a", "run"),
+        1: Sender("shop.consume", "b", "run"),
+        2: Sender("shop.other", "a", "run"),
+    }
+    beats = []
+    for number, sender in senders.items():
+        shared = Shared(sender.group_id, "orders", number)
+        beats.append(Heartbeat(sender, shared, log.world.next_offset, None))
+        log.add(ClaimingPartition(sender, shared, 10_000))
+    assert look(0) == set()  # The claims are not confirmed.
+    for beat in beats:
+        log.add(beat)
+    assert look(0) == {"orders/0"}
+    assert look(19.9) == {"orders/0"}
+    assert look(0.2) == set()
+    log.add(beats[0])
+    assert look(1) == {"orders/0"}
+    log.is_known = False
+    assert look(0) == set()
 
 
 def test_an_assigned_origin_may_be_taken_from_a_live_owner_once():

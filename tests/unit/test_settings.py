@@ -101,6 +101,13 @@ def test_a_wrong_value_is_not_shown_where_it_may_hold_a_password(
     assert caught.value.__suppress_context__
 
 
+def test_coordination_needs_a_log():
+    with pytest.raises(ConfigurationError, match="set coordination_topic to its name"):
+        load_settings(ownership="coordination")
+    found = load_settings(ownership="coordination", coordination_topic="shop.log")
+    assert found.coordination_interval == 10
+
+
 def test_a_file_that_is_no_toml_is_named(config_file):
     config_file.write_text("workers = = 4\n")
     with pytest.raises(ConfigurationError, match=r"jobs_lib\.toml is not valid TOML"):

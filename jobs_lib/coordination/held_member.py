@@ -1,0 +1,193 @@
+"""Share a consumer's partitions over a coordination log instead of by Kafka's group.
+
+The poll thread, its commands and its listeners are those of a group's member. Only how
+partitions come and go differs: they are assigned by hand as the log says.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from confluent_kafka import TopicPartition
+
+from jobs_lib.coordination.member import Member
+from jobs_lib.coordination.messages import Shared
+from jobs_lib.coordination.names import name_setting
+from jobs_lib.errors import FencedError, JobsError
+from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.member import GroupMember, Partition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from confluent_kafka import Consumer
+
+    from jobs_lib.settings import Settings
+
+_LEAVE_SECONDS = 5.0
+"""For the log to say that all is released."""
+
+
+class HeldMember(GroupMember):
+    """A consumer's member that reads what it holds in the coordination log.
+
+    It joins no group of Kafka, and commits the group's offsets there all the same: lag
+    tools and gates read them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        topics: Iterable[str],
+        *,
+        log_group: str,
+        client_id: str,
+        may_join: Callable[[], bool] = lambda: True,
+        fenced: Callable[[FencedError], None] = lambda error: None,
+    ) -> None:
+        """Prepare to share.
+
+        Args:
+            settings: where the brokers are, and the log.
+            group: the consumer group, whose offsets are committed.
+            topics: all topics that are shared.
+            log_group: the group's name in the log.
+            client_id: this process's name, the same after a restart.
+            may_join: see :class:`jobs_lib.kafka.member.GroupMember`.
+            fenced: called when another process has this client's name. The member
+                then ends for good.
+        """
+        super().__init__(settings, group, topics, may_join=may_join, fenced=fenced)
+        self._cooperative = True
+        self._log_group = log_group
+        self._client_id = client_id
+        self._holder: Member | None = None
+        self._leaving: deque[Partition] = deque()
+        self._is_ending = False
+
+    def stop(self) -> None:
+        """Hand all partitions over, and end."""
+        self._stopping.set()
+        if (holder := self._holder) is not None:
+            holder.ask_to_stop()
+        super().stop()
+
+    def may_oust(self, partition: Partition) -> bool:
+        """Whether a partition was taken from a holder that had become stale."""
+        holder = self._holder
+        return holder is not None and holder.has_ousted(self._share(partition))
+
+    # What the log says: called by the thread of the holder's notices
+
+    def taken(self, shared: Shared, position: int | None) -> None:
+        """Assign a partition soon. Where to begin, the database says."""
+        place = TopicPartition(shared.topic, shared.partition)
+
+        def assign(consumer: Consumer) -> bool:
+            self._on_assign(consumer, [place])
+            return True
+
+        self._commands.append(assign)
+
+    def leave(self, shared: Shared) -> None:
+        """Hand a partition over soon."""
+        partition = (shared.topic, shared.partition)
+        if self._is_ending and partition not in self._assigned:
+            self._release(partition)
+            return
+        self._leaving.append(partition)
+        self._commands.append(self._leave)
+
+    def lost(self, shared: Shared) -> None:
+        """Give a partition up soon that another process may have."""
+        place = TopicPartition(shared.topic, shared.partition)
+
+        def lose(consumer: Consumer) -> bool:
+            if (shared.topic, shared.partition) in self._assigned:
+                self._on_lost(consumer, [place])
+            return True
+
+        self._commands.append(lose)
+
+    def ended(self, error: Exception) -> None:
+        """Do nothing: the poll thread sees it."""
+
+    # The poll thread
+
+    def _be_member(self) -> Iterator[None]:
+        """Poll what the log gives, until this member should leave."""
+        settings = self._settings
+        self._is_ending = False
+        self._holder = holder = Member(
+            settings,
+            log=settings.coordination_topic,
+            group=self._log_group,
+            client_id=self._client_id,
+            topics=self.topics,
+            listener=self,
+            interval=settings.coordination_interval,
+        )
+        try:
+            with self.pulse.elsewhere():
+                holder.start()
+        except FencedError as error:
+            raise name_setting(error) from None
+        except JobsError:
+            if self._stopping.is_set():
+                return
+            raise
+        consumer = make_consumer(
+            settings, self.group, self._report_sometimes, self._on_commit, joins=False
+        )
+        try:
+            while self._goes_on(holder):
+                self._poll_once(consumer)
+                yield
+            # Without the database no hand-over is possible, so do not wait for one.
+            self._leaves_at_once = not self._stopping.is_set()
+        finally:
+            self._end(holder, consumer)
+        if holder.error is not None:
+            raise name_setting(holder.error)
+
+    def _goes_on(self, holder: Member) -> bool:
+        return not self._stopping.is_set() and holder.error is None and self._may_join()
+
+    def _end(self, holder: Member, consumer: Consumer) -> None:
+        """Hand everything over, then leave the log."""
+        self._is_ending = True
+        holder.ask_to_stop()
+        try:
+            held = list(self._assigned)
+            if held:
+                self._on_revoke(consumer, [TopicPartition(*one) for one in held])
+            for one in (*held, *self._leaving):
+                self._release(one)
+            with self.pulse.elsewhere():
+                holder.stop(_LEAVE_SECONDS)
+        finally:
+            consumer.close()
+            self._leaves_at_once = False
+            self._leaving.clear()
+            self._commands.clear()
+            self._commits.clear()
+            self._forget(self._assigned)
+
+    def _leave(self, consumer: Consumer) -> bool:
+        """Hand all partitions over at once that should be left."""
+        leaving = [self._leaving.popleft() for _ in range(len(self._leaving))]
+        held = [TopicPartition(*one) for one in leaving if one in self._assigned]
+        if held:
+            self._on_revoke(consumer, held)
+        for one in leaving:
+            self._release(one)
+        return True
+
+    def _release(self, partition: Partition) -> None:
+        if (holder := self._holder) is not None:
+            holder.release(self._share(partition))
+
+    def _share(self, partition: Partition) -> Shared:
+        return Shared(self._log_group, *partition)
