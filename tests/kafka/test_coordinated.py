@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -35,7 +35,7 @@ INSTALLATION = UUID(int=7)
 PATIENT = {"stale_after": 60.0}
 
 
-def over(log: str, servers: str, **settings) -> dict[str, object]:
+def over(log: str, servers: str, **settings) -> dict[str, Any]:
     """The settings of a pod that shares over a log."""
     return {
         "kafka_bootstrap_servers": servers,
@@ -69,7 +69,7 @@ def make_pod(database_url, ran):
     """A function that makes a pod's app: `make_pod("a", over(log, servers))`."""
     lock = threading.Lock()
 
-    def make(pod: str, settings: dict[str, object], url: str = database_url) -> App:
+    def make(pod: str, settings: dict[str, Any], url: str = database_url) -> App:
         app = make_app(url, pod=pod, **settings)
 
         @app.job(group="group")
@@ -338,7 +338,7 @@ def test_a_second_pod_of_one_name_stops_and_names_the_setting(
 def test_a_service_whose_log_is_missing_or_loses_records_does_not_start(
     make_pod, bootstrap_servers, kafka_admin, topic, database_url
 ):
-    def refuse(settings: dict[str, object]) -> str:
+    def refuse(settings: dict[str, Any]) -> str:
         service = Service(make_pod("pod-a", settings), ("executor",))
         with pytest.raises(ConfigurationError) as error:
             service.start()

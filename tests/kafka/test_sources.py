@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs_lib.coordination.log_topic import WANTED
-from tests.support.apps import make_app, running
+from tests.support.apps import heard, make_app, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ class Pods:
         self._kind = kind.split()[0]
         self._consumes = self._kind in ("member", "follow")
         self._url = url
-        self._settings = {}
+        self._settings: dict[str, Any] = {}
         if "kafka" in KINDS[kind]:
             self._settings["kafka_bootstrap_servers"] = bootstrap_servers
         if "log" in KINDS[kind]:
@@ -147,20 +148,24 @@ def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
         wait_for(lambda: len(pods.ran) == 3 * ORIGINS, timeout=60, what="all ran")
         assert sorted(pods.ran) == sorted((found[o][0], o) for o in every * 3)
 
-    with pods.running("pod-a", range(ORIGINS)):
-        first = await_pods("pod-a")
-        check()
-        with pods.running("pod-b", range(ORIGINS // 2)):
-            both = await_pods("pod-a", "pod-b")
+    with heard("origins.taken") as taken:
+        with pods.running("pod-a", range(ORIGINS)):
+            first = await_pods("pod-a")
             check()
-        last = await_pods("pod-a")
-        check()
+            with pods.running("pod-b", range(ORIGINS // 2)):
+                both = await_pods("pod-a", "pod-b")
+                check()
+            last = await_pods("pod-a")
+            check()
+        assert owners() == {}
     # A pod that stays keeps its origins; a moved origin is taken over once each way.
     moved = {origin for origin, (pod, _) in both.items() if pod == "pod-b"}
-    assert {o: epoch - first[o][1] for o, (_, epoch) in both.items()} == {
-        o: int(o in moved) for o in every
-    }
-    assert {o: epoch - both[o][1] for o, (_, epoch) in last.items()} == {
-        o: int(o in moved) for o in every
-    }
-    assert owners() == {}
+    for before, after in ((first, both), (both, last)):
+        assert {o for o in every if after[o][1] > before[o][1]} == moved
+    times = Counter(
+        origin
+        for _, fields in taken
+        if fields["role"] == "execute"
+        for origin in fields["origins"]
+    )
+    assert {o: times[o] for o in every} == {o: 3 if o in moved else 1 for o in every}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -84,7 +85,8 @@ def test_a_sidecar_follows_its_service_while_that_gives_signs_of_life(monkeypatc
     now = [100.0]
     monkeypatch.setattr(follow_log, "read_clock", lambda: now[0])
     settings = load_settings(pod="a", coordination_interval=10.0)
-    source, log = FollowLogSource(settings, {"shop.consume"}), Read()
+    source = FollowLogSource(settings, {"shop.consume"})
+    log: Any = Read()
 
     def look(after: float) -> frozenset[str]:
         now[0] += after
