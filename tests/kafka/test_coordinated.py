@@ -225,6 +225,37 @@ def test_a_pod_that_shares_over_the_log_takes_nothing_from_one_that_does_not(
         await_shares(admin, {"before": 16})
 
 
+@pytest.mark.guarantee("M24")
+def test_a_consumer_over_the_log_takes_nothing_from_a_group_of_kafka(
+    make_pod, log, bootstrap_servers, topic, admin, wait_for
+):
+    name = topic(4)
+    role = f"consume:{name}-g"
+
+    def declare(app: App) -> App:
+        @app.consumer(name, group=f"{name}-g")
+        def handle(record, connection) -> None: ...
+
+        return app
+
+    def await_owner(pod: str) -> None:
+        wait_for(lambda: read_shares(admin, role) == {pod: 4}, timeout=60, what=pod)
+
+    settings = {"kafka_bootstrap_servers": bootstrap_servers, **PATIENT}
+    before = declare(make_pod("before", settings))
+    after = declare(make_pod("after", over(log, bootstrap_servers, **PATIENT)))
+    with contextlib.ExitStack() as later:
+        with running(before, "consumers"):
+            await_owner("before")
+            service = later.enter_context(running(after, "consumers"))
+            member = service._owners[0].member
+            assert member is not None
+            wait_for(lambda: len(member._assigned) == 4, what="the log gives it all")
+            linger(3 * INTERVAL)
+            assert read_shares(admin, role) == {"before": 4}
+        await_owner("after")
+
+
 def test_jobs_of_origins_that_nobody_declared_run_too(
     make_pod, log, bootstrap_servers, admin, ran, wait_for
 ):
