@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.service.supervisor import FAILED
 from tests.support.apps import heard, make_app, running
 from tests.support.proxy import Proxy
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.expects("fenced")
 
 PARTITIONS = 6
-PROTOCOLS = {
+PROTOCOLS: dict[str, dict[str, Any]] = {
     "range": {"assignment_strategy": "range"},
     "cooperative": {"assignment_strategy": "cooperative-sticky"},
     "consumer": {"group_protocol": "consumer"},
+    "log": {"ownership": "coordination", "coordination_interval": 2.0},
+    "log of consumer": {
+        "ownership": "coordination",
+        "coordination_interval": 2.0,
+        "group_protocol": "consumer",
+    },
 }
 
 
@@ -94,7 +101,7 @@ def send_all(bootstrap_servers: str, home: str, first: int) -> range:
     return numbers
 
 
-@pytest.mark.guarantee("S18", "FK2")
+@pytest.mark.guarantee("S18", "FK2", "M24")
 @pytest.mark.parametrize(
     "static",
     [False, pytest.param(True, marks=pytest.mark.slow)],
@@ -102,13 +109,21 @@ def send_all(bootstrap_servers: str, home: str, first: int) -> range:
 )
 @pytest.mark.parametrize(
     "protocol",
-    ["range", "cooperative", pytest.param("consumer", marks=pytest.mark.slow)],
+    [
+        "range",
+        "cooperative",
+        pytest.param("consumer", marks=pytest.mark.slow),
+        "log",
+        pytest.param("log of consumer", marks=pytest.mark.slow),
+    ],
 )
 def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
-    make, home, admin, await_owned, bootstrap_servers, wait_for, protocol, static
+    make, home, admin, await_owned, bootstrap_servers, topic, wait_for, protocol, static
 ):
     admin.execute("create table handled (n int)")
     settings = {**PROTOCOLS[protocol], "static_membership": static}
+    if "ownership" in settings:
+        settings["coordination_topic"] = topic(2, prefix="log", config=WANTED)
 
     def handled() -> list[int]:
         rows = admin.execute("select n from handled order by n")
