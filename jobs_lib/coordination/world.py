@@ -98,6 +98,7 @@ class Pause(NamedTuple):
     instance_id: str
 
 
+_new = tuple.__new__
 _NOTHING = Entry()
 _NOBODY = (None,) * 6
 
@@ -180,7 +181,9 @@ class World:
         self, offset: int, time_ms: int, partitions: int, message: Message
     ) -> Outcome:
         """Apply the next record: its sender has seen so many partitions of the log."""
-        self.pass_over(offset, time_ms)
+        self.next_offset = offset + 1
+        if time_ms > self.now_ms:
+            self.now_ms = time_ms
         if partitions != self.partitions:
             if self.partitions is not None:
                 return Outcome.OTHER_COUNT
@@ -190,37 +193,59 @@ class World:
                 return Outcome.VALID
             if isinstance(message, ReleaseGroup):
                 return self._pause(message)
-        shared = message.shared
-        if find_place(shared.topic, shared.partition, partitions) != self.place:
+        topic, partition = message.shared[1:]
+        if find_place(topic, partition, partitions) != self.place:
             return Outcome.OTHER_PLACE
+        if isinstance(message, Heartbeat):
+            return self._keep(message)
         if isinstance(message, ClaimingPartition):
             return self._claim(offset, message)
-        position, holding = entry = self.entries.get(shared, _NOTHING)
+        if isinstance(message, ClaimingMessages):
+            return self._claim_messages(message)
+        return self._release(message)
+
+    def _keep(self, message: Heartbeat) -> Outcome:
+        sender, shared, claim, told = message
+        position, holding = self.entries.get(shared, _NOTHING)
+        if holding is None or holding.claim != claim or not holding.is_of(sender):
+            return Outcome.NOT_HELD
+        if told is not None and (position is None or told > position):
+            position = told
+        self._confirm(shared, position, holding)
+        return Outcome.VALID
+
+    def _confirm(self, shared: Shared, position: int | None, holding: Holding) -> None:
+        client_id, instance_id, claim, interval_ms, _, _ = holding
+        # Nearly all records come here: a named tuple's own constructor is slow.
+        kept = _new(
+            Holding, (client_id, instance_id, claim, interval_ms, self.now_ms, True)
+        )
+        self.entries[shared] = _new(Entry, (position, kept))
+
+    def _claim_messages(self, message: ClaimingMessages) -> Outcome:
+        entry = self.find(message.shared)
+        holding = entry.holding
         if (
             holding is None
             or holding.claim != message.claim
             or not holding.is_of(message.sender)
         ):
             return Outcome.NOT_HELD
-        if isinstance(message, ClaimingMessages):
-            if (refusal := self._refuse(entry, holding, message)) is not None:
-                return refusal
-            position = message.end
-        elif message.position is not None and (
-            position is None
-            or message.position > position
-            or (
-                isinstance(message, ReleasingPartition)
-                and self.has_paused(message.sender)
-            )
+        if (refusal := self._refuse(entry, holding, message)) is not None:
+            return refusal
+        self._confirm(message.shared, message.end, holding)
+        return Outcome.VALID
+
+    def _release(self, message: ReleasingPartition) -> Outcome:
+        sender, shared, claim, told = message
+        position, holding = self.find(shared)
+        if holding is None or holding.claim != claim or not holding.is_of(sender):
+            return Outcome.NOT_HELD
+        if told is not None and (
+            position is None or told > position or self.has_paused(sender)
         ):
-            position = message.position
-        if isinstance(message, ReleasingPartition):
-            self.entries[shared] = Entry(position)
-            return Outcome.VALID
-        client_id, instance_id, claim, interval_ms, _, _ = holding
-        kept = Holding(client_id, instance_id, claim, interval_ms, self.now_ms, True)
-        self.entries[shared] = Entry(position, kept)
+            position = told
+        self.entries[shared] = Entry(position)
         return Outcome.VALID
 
     def _pause(self, message: ReleaseGroup) -> Outcome:

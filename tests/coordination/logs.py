@@ -96,6 +96,11 @@ def broken(draw: st.DrawFn) -> bytes:
                 (b"{", b" {"), (b"}", b"}}"), (b"}", b"}\n"), (b"}", b',"y":{}}'),
                 (b'"partition":', b'"partition":-'), (b'"claim":', b'"claim":1'),
                 (b'"position":null', b'"position":false'), (b'"claim"', b'"claims"'),
+                (b'"position":', b'"position":0'), (b'"position":', b'"position": '),
+                (b'"position":', b'"position":12345678901234567'),
+                (b'"position":', b'"position":1,"position":'),
+                (b'"position":', b'"position":1,"x\\"position":'),
+                (b'"position":', b'"w":1,"position":'), (b"}", b"_1}"), (b"}", b" }"),
                 (b'"interval_ms":100', b'"interval_ms":99'),
                 (b'"type":"H', b'"type":"h'), (b'"end":', b'"end":9223372036854775808'),
             ]
