@@ -268,9 +268,10 @@ class Consumer:
 
     def _process(self, part: Part) -> None:
         with self._intake.changed:
-            records = [make_record(one) for one in islice(part.waiting, self.batch)]
-        if not records:
+            messages = list(islice(part.waiting, self.batch))
+        if not messages:
             return
+        records = [make_record(one) for one in messages]
         if self.delivery == "at_least_once":
             self._process_first(part, records)
         else:

@@ -7,8 +7,8 @@ that has more than its share is paused, so that the others go on.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING
 
@@ -18,8 +18,6 @@ from jobs_lib.coordination.record import count_bytes
 from jobs_lib.kafka.hand_reader import HandReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from confluent_kafka import Message
 
     from jobs_lib.kafka.poller import Partition
@@ -36,7 +34,9 @@ class Part:
         self.waiting: deque[Message] = deque()
         self.waiting_bytes = 0
         self.is_begun = False
-        """Whether it is read."""
+        """Whether it is to be read."""
+        self.is_read = False
+        """Whether records that arrive are those from the position on."""
         self.is_standing = False
         """Whether it stands still until an operator sets its position."""
         self.is_leaving = False
@@ -64,28 +64,31 @@ class Part:
         """Read from the position on, also if it was read before."""
         self.waiting.clear()
         self.waiting_bytes = 0
-        self._is_paused, self.is_begun = False, True
+        self._is_paused, self.is_begun, self.is_read = False, True, False
         self._next_fetch = self.position
         at = OFFSET_BEGINNING if self.position is None else self.position
         reader.assign(self.partition, at)
 
-    def push(self, messages: Iterable[Message], reader: HandReader, most: int) -> None:
-        """Add records that have arrived."""
-        for message in messages:
-            offset = message.offset() or 0
-            if self._next_fetch is not None and offset < self._next_fetch:
-                continue
-            self._next_fetch = offset + 1
-            self.waiting.append(message)
-            self.waiting_bytes += count_bytes(message)
+    def push(self, messages: list[Message], reader: HandReader, most: int) -> None:
+        """Add records that have arrived, in their order."""
+        wanted = self._next_fetch
+        if wanted is not None and (messages[0].offset() or 0) < wanted:
+            messages = [one for one in messages if (one.offset() or 0) >= wanted]
+            if not messages:
+                return
+        self._next_fetch = (messages[-1].offset() or 0) + 1
+        self.waiting.extend(messages)
+        self.waiting_bytes += count_bytes(messages)
         if self.waiting_bytes >= most and not self._is_paused:
             self._is_paused = True
             reader.pause(self.partition)
 
     def pop(self, before: int, reader: HandReader, most: int) -> None:
         """Drop the waiting records before an offset, and read on if few are left."""
+        gone = []
         while self.waiting and (self.waiting[0].offset() or 0) < before:
-            self.waiting_bytes -= count_bytes(self.waiting.popleft())
+            gone.append(self.waiting.popleft())
+        self.waiting_bytes -= count_bytes(gone)
         self.position = before
         if self._is_paused and 2 * self.waiting_bytes < most:
             self._is_paused = False
@@ -138,14 +141,13 @@ class Intake:
 
     def received(self, messages: list[Message]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
-        found: dict[Shared, list[Message]] = {}
+        found: defaultdict[Any, list[Message]] = defaultdict(list)
         for message in messages:
-            at = (message.topic() or "", message.partition() or 0)
-            found.setdefault(Shared(self._group, *at), []).append(message)
+            found[message.topic(), message.partition()].append(message)
         with self.changed:
-            for shared, some in found.items():
-                part = self.parts.get(shared)
-                if part is not None and part.is_begun and not part.is_standing:
+            for partition, some in found.items():
+                part = self.parts.get(Shared(self._group, *partition))
+                if part is not None and part.is_read and not part.is_standing:
                     part.push(some, self.reader, self.share)
             self.changed.notify_all()
 
@@ -173,6 +175,11 @@ class Intake:
 
     def begun(self, partition: Partition) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        # What arrived before was asked for when the partition was held before.
+        with self.changed:
+            part = self.parts.get(Shared(self._group, *partition))
+            if part is not None:
+                part.is_read = part.is_begun
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jobs_lib.kafka.timestamps import read_timestamp
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from confluent_kafka import Message
@@ -43,6 +44,8 @@ def make_record(message: Message) -> Record:
     )
 
 
-def count_bytes(message: Message) -> int:
-    """Count the bytes that a message keeps, about."""
-    return len(message.key() or b"") + len(message.value() or b"") + 200
+def count_bytes(messages: Sequence[Message]) -> int:
+    """Count the bytes that messages keep, about."""
+    keys = [one.key() for one in messages]
+    # The length of a message is that of its value.
+    return sum(map(len, messages)) + sum(map(len, filter(None, keys))) + 200 * len(keys)
