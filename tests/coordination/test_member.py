@@ -92,12 +92,15 @@ def die(member) -> None:
 
 @pytest.mark.guarantee("M13")
 def test_members_share_evenly_and_hand_over_without_waiting(
-    log_topic, topic, join, wait_for
+    log_topic, topic, join, open_log, wait_for
 ):
     log, data = log_topic(), topic(7)
-    first = join(log, "a", [data])
+    waits = note_hand_overs(open_log(log, "watch", only_reads=True))
+    # A partition that was not released would be free after two intervals.
+    interval = 3.0
+    first = join(log, "a", [data], interval=interval)
     wait_for(lambda: len(held(first)) == 7, what="the first one holds all")
-    second = join(log, "b", [data])
+    second = join(log, "b", [data], interval=interval)
     wait_for(
         lambda: (len(held(first)), len(held(second))) == (4, 3),
         what=lambda: f"both share: {held(first)} {held(second)}",
@@ -109,6 +112,33 @@ def test_members_share_evenly_and_hand_over_without_waiting(
     wait_for(lambda: len(held(second)) == 7, what="the second one holds all")
     positions = {one.partition: at for one, at in second.list_held().items()}
     assert sum(at == 40 + number for number, at in positions.items()) == 4
+    wait_for(lambda: len(waits) == 7, what="the log tells of all hand-overs")
+    assert max(waits) < 1_000 * interval
+
+
+def note_hand_overs(log) -> list[int]:
+    """The milliseconds of the log from each release to the claim that follows it."""
+    waits: list[int] = []
+    released: dict[Shared, int] = {}
+
+    def wrap(real):
+        def fold(offset, time_ms, partitions, said, own):
+            outcome = real(offset, time_ms, partitions, said, own)
+            if outcome is Outcome.VALID and isinstance(said, ReleasingPartition):
+                released[said.shared] = time_ms
+            elif (
+                outcome is Outcome.VALID
+                and isinstance(said, ClaimingPartition)
+                and said.shared in released
+            ):
+                waits.append(time_ms - released.pop(said.shared))
+            return outcome
+
+        return fold
+
+    for place in log._places:
+        place.fold = wrap(place.fold)
+    return waits
 
 
 @pytest.mark.guarantee("M17")
@@ -335,6 +365,34 @@ def test_a_member_is_not_sure_when_nothing_is_read_back(
     member._ticking.stop()
     wait_for(lambda: not member.is_sure(shared), timeout=5)
     assert member.is_held(shared)
+
+
+@pytest.mark.guarantee("FK18")
+def test_a_member_that_reads_late_is_not_sure_and_loses_nothing(
+    log_topic, topic, join, open_log, wait_for, gate
+):
+    log, data = log_topic(1), topic(2)
+    watching = open_log(log, "watch", only_reads=True)
+    late, other = (join(log, one, [data], interval=1.0) for one in "ab")
+    wait_for(lambda: len(held(late)) == len(held(other)) == 1)
+    (shared,) = late.list_held()
+    late._listener.told.clear()
+    real = late.log._step
+
+    def step(consumer) -> None:
+        gate.wait(WAIT)
+        real(consumer)
+
+    late.log._step = step
+    wait_for(lambda: not late.is_sure(shared), what="it is not sure any more")
+    # Its heartbeats go on. So nobody else may take what it holds.
+    until = watching.get_world(0).now_ms + 3_000
+    wait_for(lambda: watching.get_world(0).now_ms > until, what="time passes")
+    assert watching.find(shared).holding.client_id == "a"
+    assert not late.is_sure(shared)
+    gate.set()
+    wait_for(lambda: late.is_sure(shared), what="it is sure again")
+    assert not late._listener.told
 
 
 def test_a_log_that_was_cut_is_lost_and_what_it_still_says_is_held_again(

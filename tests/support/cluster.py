@@ -16,7 +16,7 @@ from jobs_lib.devstack.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _LOCAL = "127.0.0.1"
 _NODES = 3
@@ -103,10 +103,12 @@ class Cluster:
                 started.result()
         wait_for(self._is_in_sync, timeout=120, what="all replicas are in sync")
 
-    def create(self, partitions: int = 1) -> str:
+    def create(
+        self, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> str:
         """Create a topic that each node has, and return its name."""
         name = f"test-{uuid4().hex[:12]}"
-        new = NewTopic(name, partitions, _NODES)
+        new = NewTopic(name, partitions, _NODES, config=dict(config or {}))
         self.admin.create_topics([new], request_timeout=_SECONDS)[name].result()
         wait_for(
             lambda: (

@@ -1,8 +1,10 @@
 """A process that consumes over a coordination log, and ends or stands still where told.
 
-It writes a line for each batch that its handler gets: `handled PARTITION FIRST END`.
+It writes a line for each batch that its handler gets: `handled PARTITION FIRST END
+CLAIM`, with the claim by which it holds the partition.
 `at={"claimed": 2}` with `by="kill"` or `by="stop"` sends itself that signal when it
-comes to the step for the second time, after the line `at STEP`.
+comes to the step for the second time, after the line `at STEP`. `clock` is a file that
+says by how many seconds the process's clock is wrong; it may change.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.coordination.consumer import Consumer
@@ -37,6 +40,9 @@ class Staged(Consumer):
         self._at = at
         self._signal = SIGNALS[by]
         self._counts: Counter[str] = Counter()
+        self._claims: dict[Shared, int | None] = {}
+        self.claim: int | None = None
+        """By which the partition is held of which a batch is processed."""
 
     def step(self, name: str) -> None:
         """Come to a step."""
@@ -47,6 +53,9 @@ class Staged(Consumer):
 
     def taken(self, shared: Shared, position: int | None) -> None:
         self.step("taken")
+        with self.member.log.lock:
+            kept = self.member._kept.get(shared)
+            self._claims[shared] = None if kept is None else kept.hold.claim
         say(f"taken {shared.partition}")
         super().taken(shared, position)
 
@@ -61,6 +70,7 @@ class Staged(Consumer):
 
     def _process(self, part: Part) -> None:
         self.step("fetched")
+        self.claim = vars(part).setdefault("claim", self._claims[part.shared])
         super()._process(part)
         self.step("processed")
 
@@ -90,9 +100,25 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def turn_clock(file: Path) -> None:
+    """Let this process's clock be wrong by the seconds that a file says now.
+
+    libfaketime would let Kafka's client hang: it waits for times of the real clock.
+    """
+    read_seconds, read_nanoseconds = time.time, time.time_ns
+
+    def find_shift() -> int:
+        return int(file.read_text(encoding="ascii") or 0)
+
+    vars(time)["time"] = lambda: read_seconds() + find_shift()
+    vars(time)["time_ns"] = lambda: read_nanoseconds() + find_shift() * 1_000_000_000
+
+
 def main() -> None:
     """Run a consumer with the options of the first argument, as JSON."""
     given = json.loads(sys.argv[1])
+    if (clock := given.pop("clock", None)) is not None:
+        turn_clock(Path(clock))
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     settings = Settings(kafka_bootstrap_servers=given.pop("servers"))
     seconds = given.pop("seconds", 0.0)
@@ -100,13 +126,14 @@ def main() -> None:
     def handle(records: list[Record]) -> None:
         consumer.step("handling")
         first, end = records[0].offset, records[-1].offset + 1
-        say(f"handled {records[0].partition} {first} {end}")
+        say(f"handled {records[0].partition} {first} {end} {consumer.claim or 0}")
         time.sleep(seconds)
         consumer.step("handled")
 
     consumer = Staged(
         settings, given.pop("at", {}), given.pop("by", "kill"), **given, handle=handle
     )
+    say(f"instance {consumer.member.sender.instance_id}")
     consumer.run()
     say("ended")
 

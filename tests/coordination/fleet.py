@@ -1,0 +1,239 @@
+"""Members as processes that are killed, stand still, end, or have wrong clocks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.coordination.checker import (
+    count_repeats,
+    judge_at_least_once,
+    judge_at_most_once,
+    replay,
+)
+from tests.coordination.journals import read_log, read_run
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from jobs_lib.coordination.log import Log
+    from tests.coordination.checker import Run
+    from tests.support.worker import Worker
+
+GROUP = "shop.mailer"
+INTERVAL = 0.5
+BATCH = 5
+SECONDS = 0.05
+"""That the handler takes for a batch."""
+BOTH = pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+_FLUSH_SECONDS = 60.0
+_LARGEST_SHIFT = 86_400
+
+
+class Fleet:
+    """Members of a group by name: each is at work, stands still, or is gone.
+
+    Args:
+        run_process: the fixture.
+        chance: chooses what happens.
+        folder: where the clocks of the processes stand.
+        given: what each process is given, see `tests.support.coordinated`.
+    """
+
+    def __init__(
+        self,
+        run_process: Callable[..., Worker],
+        chance: random.Random,
+        folder: Path,
+        given: dict[str, Any],
+    ) -> None:
+        self.told: list[str] = []
+        """What has happened, for messages."""
+        self._run_process = run_process
+        self._chance = chance
+        self._folder = folder
+        self._given = given
+        self._workers: dict[str, Worker] = {}
+        self._still: set[str] = set()
+        self._gone: set[str] = set()
+        self._ended: list[Run] = []
+
+    def start(self, name: str) -> None:
+        """Start a member, whose clock is wrong by some time."""
+        self._set_clock(name)
+        given = {"client_id": name, "clock": str(self._folder / name)}
+        module = "tests.support.coordinated"
+        self._workers[name] = self._run_process(
+            "-m", module, json.dumps(self._given | given)
+        )
+        self._gone.discard(name)
+
+    def disturb(self) -> None:
+        """Let something happen to one of them."""
+        name = self._chance.choice(sorted([*self._workers, *self._gone]))
+        if name in self._gone:
+            self._do("start", name)
+        elif name in self._still:
+            self._do("wake", name)
+        elif self._is_at_risk():
+            self._set_clock(name)
+        else:
+            acts = ["kill", "kill and start", "stall", "stall", "end", "shift"]
+            self._do(self._chance.choice(acts), name)
+
+    def restore(self) -> None:
+        """Let all be at work."""
+        for name in sorted(self._still):
+            self._do("wake", name)
+        for name in sorted(self._gone):
+            self._do("start", name)
+
+    def end(self) -> None:
+        """End all in order."""
+        for worker in self._workers.values():
+            worker.signal(SIGTERM)
+        for name in sorted(self._workers):
+            self._retire(name)
+
+    def list_runs(self) -> list[Run]:
+        """What each process has processed that has ended."""
+        return self._ended
+
+    def describe(self) -> str:
+        """What has happened, and what the processes have written last."""
+        tails = [
+            f"{name}: {[*worker.lines[-5:], *worker.errors[-5:]]}"
+            for name, worker in self._workers.items()
+        ]
+        return "\n".join([*self.told, *tails])
+
+    def _do(self, act: str, name: str) -> None:
+        self.told.append(f"{act} {name}")
+        if act == "start":
+            self.start(name)
+        elif act == "wake":
+            self._workers[name].resume()
+            self._still.discard(name)
+        elif act == "stall":
+            self._workers[name].pause()
+            self._still.add(name)
+        elif act == "shift":
+            self._set_clock(name)
+        elif act == "end":
+            self._workers[name].signal(SIGTERM)
+            self._retire(name)
+        else:
+            self._workers[name].kill()
+            self._note(name, may_lose=True)
+            if act == "kill and start":
+                self.start(name)
+
+    def _retire(self, name: str) -> None:
+        """Note a process that ends in order."""
+        worker = self._workers[name]
+        code = worker.wait()
+        self._note(name, may_lose=False)
+        # The signal may come before it has begun.
+        was_early = code == -SIGTERM and not self._ended[-1].batches
+        assert code == 0 or was_early, worker.output
+
+    def _note(self, name: str, *, may_lose: bool) -> None:
+        self._ended.append(read_run(self._workers.pop(name), name, may_lose=may_lose))
+        self._gone.add(name)
+
+    def _is_at_risk(self) -> bool:
+        """Whether too few are at work: time must pass in the log."""
+        return len(self._workers) - len(self._still) <= 2
+
+    def _set_clock(self, name: str) -> None:
+        shift = self._chance.randint(-_LARGEST_SHIFT, _LARGEST_SHIFT)
+        (self._folder / name).write_text(str(shift), encoding="ascii")
+
+
+def find_owners(log: Log) -> dict[int, str]:
+    """The client that holds each partition, once its claim is confirmed."""
+    with log.lock:
+        return {
+            shared.partition: entry.holding.client_id
+            for world in log.get_worlds()
+            for shared, entry in world.entries.items()
+            if entry.holding is not None and entry.holding.confirmed
+        }
+
+
+def read_time(log: Log) -> int:
+    """The time of a log: the latest of its partitions'."""
+    with log.lock:
+        return max(world.now_ms for world in log.get_worlds())
+
+
+class Feed:
+    """Writes records to the partitions of a topic, in bursts, until it is stopped."""
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        partitions: int,
+        chance: random.Random,
+        burst: int = 40,
+        every: float = 0.2,
+    ) -> None:
+        self.counts: Counter[int] = Counter()
+        """How many records each partition has."""
+        self._producer = Producer(
+            # No record comes twice when a broker fails.
+            {"bootstrap.servers": servers, "enable.idempotence": True}
+        )
+        self._topic = topic
+        self._partitions = partitions
+        self._chance = chance
+        self._burst = burst
+        self._every = every
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> Feed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Write no more, and wait until Kafka has all."""
+        self._stopping.set()
+        self._thread.join()
+        assert not self._producer.flush(_FLUSH_SECONDS)
+
+    def _write(self) -> None:
+        while not self._stopping.wait(self._every):
+            partition = self._chance.randrange(self._partitions)
+            for _ in range(self._burst):
+                self._producer.produce(self._topic, b"x", partition=partition)
+            self.counts[partition] += self._burst
+            self._producer.poll(0)
+
+
+def judge(
+    servers: str,
+    log: str,
+    delivery: str,
+    runs: list[Run],
+    topic: str,
+    ends: dict[int, int],
+) -> list[str]:
+    """Name what is wrong about a run of members with the settings above."""
+    history = replay(read_log(servers, log))
+    if delivery == "at_most_once":
+        return judge_at_most_once(history, runs, topic, ends)
+    most = count_repeats(BATCH, INTERVAL, SECONDS)
+    return judge_at_least_once(history, runs, topic, ends, most)
