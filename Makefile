@@ -2,7 +2,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv check test test-all stress demo demo-payments docs clean \
-	bench-peers bench-jobs bench-ownership bench-relay bench-consume bench-gates bench-spark
+	bench-peers bench-jobs bench-ownership bench-relay bench-consume bench-gates bench-spark \
+	bench-coordination
 
 BIN := .venv/bin
 NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -68,6 +69,9 @@ bench-spark: venv ## Measure re-exports: planning, and loading by Spark
 
 bench-ownership: venv ## Measure take-overs, rebalances, zombies and several executors
 	$(BIN)/python -m benchmarks.ownership
+
+bench-coordination: venv ## Measure coordination over a topic, beside consumer groups
+	$(BIN)/python -m benchmarks.coordination
 
 docs: venv ## Write the generated pages of docs/ anew
 	$(BIN)/python -m scripts.guarantees

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from benchmarks.coordination.stage import GROUP, LONG, Figures, Stage, tell
 from benchmarks.figures import median, ratio
 from jobs_lib.coordination import Consumer
-from jobs_lib.coordination.record import make_record
+from jobs_lib.coordination.record import Record
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.places import find_places
 
@@ -78,7 +78,7 @@ class Taker:
         """Handle them in batches, and commit now and then."""
         for first in range(0, len(messages), BATCH):
             batch = messages[first : first + BATCH]
-            self._handle([make_record(one) for one in batch] if self._makes else batch)
+            self._handle([Record(one) for one in batch] if self._makes else batch)
         for one in messages:
             at = (one.topic() or "", one.partition() or 0)
             self._next[at] = (one.offset() or 0) + 1

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.ownership.pods import wait_until
 from jobs_lib.coordination import Log
 from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.coordination.messages import Sender
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.devstack.kafka import FAST_JVM
-from jobs_lib.kafka.client import create_topic, make_admin
+from jobs_lib.kafka.client import count_partitions, create_topic, make_admin
 from jobs_lib.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Stage:
         """Create a topic; return its name."""
         name = f"{kind}-{uuid.uuid4().hex[:8]}"
         create_topic(make_admin(self.settings), name, partitions, config or {})
+        # Kafka makes it a moment later.
+        wait_until(
+            lambda: count_partitions(self.settings, name) == partitions, LONG, name
+        )
         return name
 
     def make_log(self, partitions: int = 1) -> str:

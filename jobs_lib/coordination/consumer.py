@@ -17,7 +17,7 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
 from jobs_lib.coordination.intake import Intake, Part, report_lost
 from jobs_lib.coordination.member import BEATS, Member
-from jobs_lib.coordination.record import Record, make_record
+from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError
 from jobs_lib.kafka.places import find_places
@@ -271,7 +271,7 @@ class Consumer:
             messages = list(islice(part.waiting, self.batch))
         if not messages:
             return
-        records = [make_record(one) for one in messages]
+        records = [Record(one) for one in messages]
         if self.delivery == "at_least_once":
             self._process_first(part, records)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -129,6 +131,12 @@ def test_each_record_is_handled_and_a_later_run_goes_on_behind_it(
     assert first.headers == (("kind", b"test"),)
     assert first.timestamp.year > 2000
     assert "value 0" not in repr(first)
+    assert "key 0" not in repr(first)
+    copied = pickle.loads(pickle.dumps(first))
+    assert copied == copy.copy(first) == first
+    assert hash(copied) == hash(first)
+    assert (copied.key, copied.timestamp) == (first.key, first.timestamp)
+    assert handler.records[1] != first
     consumer.stop()
     publish(data, 5, 1)
     again = Handler()
