@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 GROUP = "shop.mailer"
 INTERVAL = 0.5
-BATCH = 5
+BATCH = 10
 SECONDS = 0.05
 """That the handler takes for a batch."""
 BOTH = pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
@@ -185,7 +185,7 @@ class Feed:
         partitions: int,
         chance: random.Random,
         burst: int = 40,
-        every: float = 0.2,
+        every: float = 0.1,
     ) -> None:
         self.counts: Counter[int] = Counter()
         """How many records each partition has."""
