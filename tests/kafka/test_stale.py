@@ -86,7 +86,7 @@ def test_keys_with_odd_names_versions_and_ends(shop, bootstrap_servers):
 def test_chunks_that_would_find_no_room_are_loaded_asleep(
     shop, admin, bootstrap_servers
 ):
-    orphans = [(f"orphan-{n}", {}) for n in range(2_000)]
+    orphans: list[tuple[str, object]] = [(f"orphan-{n}", {}) for n in range(2_000)]
     produce(bootstrap_servers, shop.topic.name, orphans)
     assert remove(shop, rate=600, chunk=50).total == 2_000
     found = admin.execute(
