@@ -240,7 +240,10 @@ class Member(Holdings):
 
     def _announce(self, now: float) -> None:
         """Be seen, also without a partition."""
-        if self._kept or now < self._probed_at + self.interval / BEATS:
+        # One that has left would get a share for two intervals more.
+        if self._kept or self._is_stopping:
+            return
+        if now < self._probed_at + self.interval / BEATS:
             return
         self._probed_at = now
         home = choose_partition(self.sender.client_id, self.log.partitions)
