@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-from jobs_lib.errors import TopicError
 from jobs_lib.kafka.client import NO_ANSWER, make_admin
-from jobs_lib.kafka.refusal import find_refusal
+from jobs_lib.kafka.refusal import explain_failed
 
 if TYPE_CHECKING:
     from jobs_lib.settings import Settings
@@ -39,10 +38,8 @@ def add_partitions(settings: Settings, topic: str, count: int) -> None:
         error = failure.args[0]
         if error.code() in NO_ANSWER:
             return
-        refusal = find_refusal(error, settings, topic, "ALTER")
-        raise refusal or TopicError(
-            f"no partitions can be added to the topic {topic!r}: {error.str()}"
-        ) from None
+        told = f"no partitions can be added to the topic {topic!r}"
+        raise explain_failed(error, settings, topic, "ALTER", told) from None
 
 
 def count_on_brokers(

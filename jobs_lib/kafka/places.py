@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from jobs_lib.errors import OperatingError, TopicError, UnavailableError
+from jobs_lib.errors import OperatingError, UnavailableError
 from jobs_lib.kafka.client import (
     NO_ANSWER,
     list_partitions,
@@ -26,7 +26,7 @@ from jobs_lib.kafka.client import (
     make_consumer,
     read_topics,
 )
-from jobs_lib.kafka.refusal import SOON, find_refusal, missing_topics
+from jobs_lib.kafka.refusal import SOON, explain_failed, missing_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -222,6 +222,7 @@ def keeps_all_keys(settings: Settings, topic: str) -> bool:
     Raises:
         AccessError: Kafka denies the right to describe the topic's settings.
         TopicError: they cannot be read.
+        UnavailableError: no broker answers.
     """
     return read_policy(settings, topic) == "compact"
 
@@ -232,6 +233,7 @@ def read_policy(settings: Settings, topic: str) -> str:
     Raises:
         AccessError: Kafka denies the right to describe the topic's settings.
         TopicError: they cannot be read.
+        UnavailableError: no broker answers.
     """
     admin = make_admin(settings)
     asked = ConfigResource(ResourceType.TOPIC, topic)
@@ -239,10 +241,9 @@ def read_policy(settings: Settings, topic: str) -> str:
     try:
         policy = future.result()["cleanup.policy"].value
     except KafkaException as error:
-        failure = error.args[0]
-        denied = find_refusal(failure, settings, topic, "DESCRIBE_CONFIGS")
-        raise denied or TopicError(
-            f"the settings of the topic {topic!r} cannot be read: {failure.str()}"
+        told = f"the settings of the topic {topic!r} cannot be read"
+        raise explain_failed(
+            error.args[0], settings, topic, "DESCRIBE_CONFIGS", told
         ) from None
     return str(policy)
 

@@ -138,6 +138,24 @@ def explain(
     return KafkaException(error)
 
 
+def explain_failed(
+    error: KafkaError, settings: Settings, topic: str, right: str, told: str
+) -> Exception:
+    """Turn an error about a topic into one of ours.
+
+    Args:
+        error: Kafka's or librdkafka's error.
+        settings: the client's settings.
+        topic: that was asked for.
+        right: the right that is needed, such as ``CREATE``.
+        told: what could not be done, for an error of which nothing else is known.
+    """
+    found = explain(error, settings, topic, right)
+    if isinstance(found, KafkaException):
+        return TopicError(f"{told}: {error.str()}")
+    return found
+
+
 def no_answer(settings: Settings, reason: str, within: str = "") -> UnavailableError:
     """Make the error for brokers that do not answer."""
     error = UnavailableError(

@@ -14,15 +14,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from jobs_lib.errors import TopicError, UnavailableError
+from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.client import make_admin
 from jobs_lib.kafka.places import find_places
-from jobs_lib.kafka.refusal import find_refusal
+from jobs_lib.kafka.refusal import explain_failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from confluent_kafka import KafkaError
 
     from jobs_lib.settings import Settings
 
@@ -38,6 +36,7 @@ def read_own(
     Raises:
         AccessError: Kafka denies the right.
         TopicError: they cannot be read.
+        UnavailableError: no broker answers.
     """
     found = _describe(settings, topic)
     own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
@@ -59,6 +58,7 @@ def read_effective(
     Raises:
         AccessError: Kafka denies the right.
         TopicError: they cannot be read.
+        UnavailableError: no broker answers.
     """
     found = _describe(settings, topic)
     return {
@@ -144,7 +144,5 @@ def delete_before(
 def _explain(
     failure: KafkaException, settings: Settings, topic: str, right: str
 ) -> Exception:
-    error: KafkaError = failure.args[0]
-    return find_refusal(error, settings, topic, right) or TopicError(
-        f"Kafka refuses what is asked of the topic {topic!r}: {error.str()}"
-    )
+    told = f"Kafka refuses what is asked of the topic {topic!r}"
+    return explain_failed(failure.args[0], settings, topic, right, told)

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from jobs_lib.errors import TopicError
 from jobs_lib.kafka.client import create_topic, list_partitions, make_admin
-from jobs_lib.kafka.refusal import find_refusal
+from jobs_lib.kafka.refusal import explain_failed
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
@@ -93,9 +93,9 @@ def apply_topics(app: App) -> list[Change]:
                         "meanwhile, so it is not set as declared: run this again"
                     )
             except KafkaException as error:
-                found = find_refusal(error.args[0], app.settings, topic.name, "CREATE")
-                raise found or TopicError(
-                    f"the topic {topic.name!r} cannot be created: {error.args[0].str()}"
+                told = f"the topic {topic.name!r} cannot be created"
+                raise explain_failed(
+                    error.args[0], app.settings, topic.name, "CREATE", told
                 ) from None
         elif change.applies:
             entry = ConfigEntry(
@@ -110,9 +110,9 @@ def apply_topics(app: App) -> list[Change]:
         try:
             future[resource].result()
         except KafkaException as error:
-            found = find_refusal(error.args[0], app.settings, name, "ALTER_CONFIGS")
-            raise found or TopicError(
-                f"the topic {name!r} cannot be set: {error.args[0].str()}"
+            told = f"the topic {name!r} cannot be set"
+            raise explain_failed(
+                error.args[0], app.settings, name, "ALTER_CONFIGS", told
             ) from None
     return changes
 
@@ -143,12 +143,9 @@ def _read_configs(
         try:
             entries = future.result()
         except KafkaException as error:
-            denied = find_refusal(
-                error.args[0], app.settings, resource.name, "DESCRIBE_CONFIGS"
-            )
-            raise denied or TopicError(
-                f"the settings of the topic {resource.name!r} cannot be read: "
-                f"{error.args[0].str()}"
+            told = f"the settings of the topic {resource.name!r} cannot be read"
+            raise explain_failed(
+                error.args[0], app.settings, resource.name, "DESCRIBE_CONFIGS", told
             ) from None
         found[resource.name] = {key: str(one.value) for key, one in entries.items()}
     return found

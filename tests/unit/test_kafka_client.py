@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.kafka import places, topic_settings
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.settings import load_settings
 
@@ -37,3 +38,20 @@ def test_the_new_protocol_needs_a_client_that_knows_it(monkeypatch, version, fit
         return
     with pytest.raises(ConfigurationError, match=r"needs confluent-kafka 2\.15"):
         check_settings(settings)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda settings: topic_settings.read_effective(settings, "orders", ["x"]),
+        lambda settings: topic_settings.change(settings, "orders", {"x": None}),
+        lambda settings: places.read_policy(settings, "orders"),
+    ],
+    ids=["read", "set", "policy"],
+)
+def test_brokers_that_do_not_answer_refuse_nothing(monkeypatch, ask):
+    monkeypatch.setattr(topic_settings, "_SECONDS", 0.3)
+    monkeypatch.setattr(places, "_CONFIG_SECONDS", 0.3)
+    settings = load_settings(kafka_bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(UnavailableError, match=r"no Kafka broker at 127\.0\.0\.1:1"):
+        ask(settings)

@@ -16,9 +16,9 @@ from jobs_lib.coordination.log_topic import (
     spell_change,
 )
 from jobs_lib.coordination.names import check_interval
-from jobs_lib.errors import ConfigurationError, TopicError
+from jobs_lib.errors import ConfigurationError
 from jobs_lib.kafka.client import create_topic, make_admin, read_topics
-from jobs_lib.kafka.refusal import find_refusal
+from jobs_lib.kafka.refusal import explain_failed
 from jobs_lib.kafka.topic_settings import read_effective
 from jobs_lib.operating.coordination.session import INTERVAL, OPERATORS, name_operator
 
@@ -78,10 +78,8 @@ def create_log(
         ):
             return True
     except KafkaException as error:
-        found = find_refusal(error.args[0], settings, log, "CREATE")
-        raise found or TopicError(
-            f"the topic {log!r} cannot be created: {error.args[0].str()}"
-        ) from None
+        told = f"the topic {log!r} cannot be created"
+        raise explain_failed(error.args[0], settings, log, "CREATE", told) from None
     count = check_log(settings, log, INTERVAL)
     if count != partitions:
         raise ConfigurationError(
