@@ -214,11 +214,12 @@ class Member(Holdings):
     def _tick(self) -> None:
         now = read_clock()
         self._beat(now)
-        self._announce(now)
-        self._resume()
         if self._is_stopping:
+            # And say nothing more: others would think that it still wants a share.
             self._leave(list(self._kept))
         else:
+            self._announce(now)
+            self._resume()
             self._leave(
                 [one for one in self._kept if self._is_paused(self.log.find_place(one))]
             )
@@ -368,7 +369,9 @@ class Member(Holdings):
                 if sender.client_id == self.sender.client_id:
                     self._end("has taken its partitions over, as after a restart")
                 else:
-                    self._drop(message.shared, is_lost=True)
+                    # Its release may be in the log, and not acknowledged yet.
+                    is_releasing = self._kept[message.shared].is_releasing
+                    self._drop(message.shared, is_lost=not is_releasing)
         elif (
             sender.client_id == self.sender.client_id
             and sender.instance_id in self._elders

@@ -21,8 +21,10 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, FencedError, TopicError
 from tests.support.topics import grow_topic
+from tests.support.waiting import linger
 
 if TYPE_CHECKING:
+    from jobs_lib.coordination.messages import Message
     from jobs_lib.coordination.writer import Sent
 
 INTERVAL = 0.5
@@ -172,6 +174,31 @@ def note_hand_overs(log) -> list[int]:
     for place in log._places:
         place.fold = wrap(place.fold)
     return waits
+
+
+@pytest.mark.guarantee("M13")
+def test_a_member_that_stops_says_nothing_once_it_has_released_all(
+    log_topic, topic, join, open_log, wait_for
+):
+    log, data = log_topic(1), topic(2)
+    said: list[Message] = []
+    watching = open_log(log, "watch", only_reads=True)
+    real = watching._places[0].fold
+
+    def fold(offset, time_ms, partitions, message, own):
+        said.append(message)
+        return real(offset, time_ms, partitions, message, own)
+
+    watching._places[0].fold = fold
+    member = join(log, "a", [data])
+    wait_for(lambda: len(held(member)) == 2, what="it holds all")
+    member.ask_to_stop()
+    wait_for(lambda: not held(member), what="it has released all")
+    # Others would believe for two intervals that it wants a share.
+    linger(2 * INTERVAL)
+    member.stop()
+    watching.read_to_end()
+    assert isinstance(said[-1], ReleasingPartition)
 
 
 @pytest.mark.guarantee("M17")
