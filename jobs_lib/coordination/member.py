@@ -241,10 +241,7 @@ class Member(Holdings):
 
     def _announce(self, now: float) -> None:
         """Be seen, also without a partition."""
-        # One that has left would get a share for two intervals more.
-        if self._kept or self._is_stopping:
-            return
-        if now < self._probed_at + self.interval / BEATS:
+        if self._kept or now < self._probed_at + self.interval / BEATS:
             return
         self._probed_at = now
         home = choose_partition(self.sender.client_id, self.log.partitions)

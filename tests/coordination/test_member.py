@@ -118,39 +118,6 @@ def test_members_share_evenly_and_hand_over_without_waiting(
     assert max(waits) < 1_000 * interval
 
 
-@pytest.mark.guarantee("M13")
-def test_a_member_that_has_released_all_at_its_end_is_not_seen_again(
-    log_topic, topic, join, open_log, wait_for
-):
-    log, data, interval = log_topic(), topic(4), 3.0
-    waits = note_hand_overs(open_log(log, "watch", only_reads=True))
-    first, second = (join(log, one, [data], interval=interval) for one in "ab")
-    wait_for(lambda: len(held(first)) == len(held(second)) == 2)
-    waits.clear()
-    tick, stop = first._tick, first._ticking.stop
-    ticked = threading.Event()
-
-    def tick_and_tell() -> None:
-        is_empty = first._is_stopping and not first._kept
-        tick()
-        if is_empty:
-            ticked.set()
-
-    def stop_later() -> None:
-        # It ticks once more when it has released all.
-        assert ticked.wait(WAIT)
-        stop()
-
-    first._tick, first._ticking.stop = tick_and_tell, stop_later
-    first._probed_at = 0.0  # As after a while.
-    first.stop()
-    # Otherwise the second one would leave the first one its share, until it is silent
-    # for two intervals.
-    wait_for(lambda: len(held(second)) == 4, what="the second one holds all")
-    wait_for(lambda: len(waits) == 2, what="the log tells of all hand-overs")
-    assert max(waits) < 1_000 * interval
-
-
 def note_hand_overs(log) -> list[int]:
     """The milliseconds of the log from each release to the claim that follows it."""
     waits: list[int] = []
