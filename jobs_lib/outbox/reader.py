@@ -98,6 +98,7 @@ class Reader:
         }
         self._heads: dict[tuple[str, int | None], Headers] = {}
         self._spent_until: dict[int, float] = {}
+        self._rests_until: dict[int, float] = {}
         self._losses = Losses()
         self._versioned = {name for name, topic in topics.items() if topic.versioned}
         self._reported: set[str] = set()
@@ -112,6 +113,10 @@ class Reader:
             "epoch": epoch,
         }
 
+    def rests(self, shard: int) -> bool:
+        """Whether no row of a re-export in a shard could be sent a moment ago."""
+        return self._rests_until.get(shard, 0.0) > time.monotonic()
+
     def read(
         self,
         connection: psycopg.Connection[Any],
@@ -123,7 +128,8 @@ class Reader:
     ) -> Block:
         """Read the next block of a shard, from ``start`` on.
 
-        Rows of re-exports are read if ``batch`` is true, and if there is room for them.
+        Rows of re-exports are read if ``batch`` is true, if there is room for them, and
+        unless the shard rests.
         """
         block = Block(shard=shard)
         parameters = self.own(shard, epoch) | self._settling
@@ -150,7 +156,8 @@ class Reader:
                 block.outgoing = PlainRows(fitting, heads)
             else:
                 self._add_live(connection, block, fitting, heads)
-        if batch and len(fitting) == len(live) < self._limit:
+        has_room = len(fitting) == len(live) < self._limit
+        if batch and has_room and not self.rests(shard):
             parameters["batch_from"] = start.batch
             self._read_batch(connection, block, parameters)
         return block
@@ -184,6 +191,8 @@ class Reader:
             for reexport_id, waiting in found.waiting.items()
         }
         if not (any(allowed.values()) or found.held or found.dropped):
+            # Live rows of other shards would wait while this is asked again and again.
+            self._rests_until[block.shard] = time.monotonic() + _SPENT_SECONDS
             return
         # Then read again, in one snapshot with the states: a row with a newer live row
         # by now must be dropped.

@@ -89,8 +89,10 @@ class RelayThread:
         self._sending: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
-        self._last = -1
-        """The shard that had its turn last."""
+        self._last = {True: -1, False: -1}
+        """The shard that had its turn last: of those with live rows, and of others."""
+        self._sent_batch = False
+        """Whether the last block had rows of re-exports."""
         self._holds_at = 0.0
         self._starts = Starts(database.queries)
         self._copies = Copies(database)
@@ -199,14 +201,36 @@ class RelayThread:
             self._holds_at = 0.0
             return True
         moved, self._waiting = False, bool(pending)
-        # A shard whose rows cost the connection must not come first every time.
-        turns = sorted(pending, key=lambda row: (row[0] <= self._last, row))
-        for shard, self._server in turns:
+        for shard, server in self._order(pending):
             if self._stopping.is_set():
                 break
-            self._last = shard
+            self._server = server
+            self._last[self._starts.has_live(shard)] = shard
+            self._sent_batch = False
             moved |= self._attempt(connection, shard, owned[shard], self._relay_block)
+            if self._sent_batch:
+                # A live row that has come meanwhile leaves before the next such block.
+                break
         return moved
+
+    def _order(self, pending: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Order the shards that have rows: those with live ones first.
+
+        A shard whose rows cost the connection must not come first every time.
+        """
+
+        def rank(row: tuple[int, int]) -> tuple[bool, bool, tuple[int, int]]:
+            live = self._starts.has_live(row[0])
+            return not live, row[0] <= self._last[live], row
+
+        return sorted(
+            (
+                row
+                for row in pending
+                if self._starts.has_live(row[0]) or not self._reader.rests(row[0])
+            ),
+            key=rank,
+        )
 
     def _attempt(
         self,
@@ -250,6 +274,7 @@ class RelayThread:
         )
         if not block:
             return False
+        self._sent_batch = bool(block.reexports)
         _emit("block.read", shard, block)
         if block.outgoing:
             self._send(connection, shard, epoch, block)

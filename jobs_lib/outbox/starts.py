@@ -64,6 +64,7 @@ class Starts:
     def __init__(self, queries: Mapping[str, sql.Composed]) -> None:
         self._queries = queries
         self._server = 0
+        self._with_live: set[int] = set()
         self._with_batch: set[int] = set()
         self._forget()
 
@@ -83,6 +84,10 @@ class Starts:
         """The ids from which to read a shard."""
         return self._starts.get(shard, Start(server=self._server))
 
+    def has_live(self, shard: int) -> bool:
+        """Whether the last poll found live rows in a shard."""
+        return shard in self._with_live
+
     def has_batch(self, shard: int) -> bool:
         """Whether the last poll found rows of re-exports in a shard."""
         return shard in self._with_batch
@@ -98,7 +103,7 @@ class Starts:
         if time.monotonic() >= self.due_at:
             self._read_all(connection, shards)
         starts = [self.get(shard) for shard in shards]
-        *found, (_, server, _, _, took) = connection.execute(
+        *found, (_, server, _, _, _, took) = connection.execute(
             self._queries["pending_shards"],
             {
                 "shards": int_array(shards),
@@ -109,9 +114,10 @@ class Starts:
             prepare=True,
         ).fetchall()
         self._meet(server)
-        for _, _, row_id, _, _ in found:
+        for _, _, row_id, *_ in found:
             self.reach(row_id)
-        self._with_batch = {shard for shard, _, _, has_batch, _ in found if has_batch}
+        self._with_live = {shard for shard, _, _, live, _, _ in found if live}
+        self._with_batch = {shard for shard, _, _, _, batch, _ in found if batch}
         if took > _QUICK and self.due_at == math.inf:
             self.due_at = time.monotonic()
         return [(shard, server) for shard, *_ in found]

@@ -108,10 +108,11 @@ select cast(shards as text), environment from {schema}.installation
 
 -- name: pending_shards
 -- Find the owned shards that have rows, with the id of the first one, and whether some
--- are of re-exports: one index look-up for each class of a shard. The orders keep the
+-- are live and some of re-exports: one index look-up for each class of a shard. The orders keep the
 -- planner on this index, and a range in place of a constant class keeps it off the index
 -- of keys. If an old snapshot keeps deleted rows, the look-up begins above them.
-select s.shard, {server}, coalesce(live.id, batch.id), batch.id is not null, null::float8
+select s.shard, {server}, coalesce(live.id, batch.id), live.id is not null,
+    batch.id is not null, null::float8
 from unnest(%(shards)s::int[], %(live_from)s::bigint[], %(batch_from)s::bigint[])
     as s(shard, live_from, batch_from)
 left join lateral (
@@ -129,7 +130,7 @@ left join lateral (
 where coalesce(live.id, batch.id) is not null
 union all
 -- The time that the server took for the look-ups.
-select null, {server}, null, null,
+select null, {server}, null, null, null,
     extract(epoch from clock_timestamp() - statement_timestamp())
 
 -- name: first_rows

@@ -15,15 +15,26 @@ ROWS, BLOCK = 6_000, 100
 
 
 @pytest.mark.guarantee("W34", "W30")
+@pytest.mark.parametrize("shards", [1, 16])
 def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
-    database_url, bootstrap_servers, topic, admin, connect, database, wait_for
+    database_url,
+    bootstrap_servers,
+    topic,
+    admin,
+    connect,
+    database,
+    wait_for,
+    monkeypatch,
+    shards,
 ):
+    # One thread sends all shards, so their blocks leave one after the other.
+    monkeypatch.setattr("jobs_lib.outbox.relay.SENDERS", 1)
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     states = app.topic(topic(1), value=int, compacted=True)
     app.entity(states, source="items", key="id")(
         lambda _connection, keys: dict.fromkeys(keys, 1)
     )
-    # All in one shard, whose blocks leave one after the other.
+    # The rows lie in the shard of the live ones, or in all.
     shard = choose_shard(states.name, "live-0", 16)
     keys = [f"live-{n}" for n in range(400)]
     keys = [key for key in keys if choose_shard(states.name, key, 16) == shard]
@@ -34,9 +45,9 @@ def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
     ).fetchone()
     admin.execute(
         "insert into jobs_lib.outbox (shard, class, topic, key, entity, cause,"
-        " reexport_id) select %s, 1, %s, 'batch-' || n, 'items', 'reexport', %s"
-        " from generate_series(1, %s) n",
-        (shard, states.name, number, ROWS),
+        " reexport_id) select (%s + n %% %s) %% 16, 1, %s, 'batch-' || n, 'items',"
+        " 'reexport', %s from generate_series(1, %s) n",
+        (shard, shards, states.name, number, ROWS),
     )
     committed: dict[str, int] = {}
     with running(app, "relay"), connect() as connection:
