@@ -12,7 +12,7 @@ from psycopg import IsolationLevel
 from jobs_lib.errors import FencedError
 from jobs_lib.outbox.block import Block, PlainRows, Refusal
 from jobs_lib.outbox.reader import Reader
-from jobs_lib.outbox.starts import Start
+from jobs_lib.outbox.starts import Start, Starts
 from tests.support.apps import make_app
 from tests.support.outbox.steps import RelaySteps, own_shards
 
@@ -446,3 +446,12 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
         relay.hold(connection, 0, kept)
         assert admin.execute(shown).fetchone() == (before + 1, True)
         assert not find_due()
+
+
+def test_a_relay_that_may_send_no_shard_finds_no_rows(database):
+    # As where no shard's producer can be made while Kafka is away, and a complete read
+    # is due since an earlier one was slow.
+    starts = Starts(database.queries)
+    starts.due_at = 0.0
+    with database.connect("test") as connection:
+        assert starts.find_pending(connection, []) == []
