@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.expects("fenced")
 
 INTERVAL = 0.5
+CALM = {"coordination_interval": 5.0}
+"""Where nobody is to become silent, however busy the machine is."""
+LINGER = 1.5
 ORIGINS = 16
 INSTALLATION = UUID(int=7)
 # In the database none of them counts as dead, however late its heartbeats come.
@@ -213,13 +216,13 @@ def test_a_pod_that_shares_over_the_log_takes_nothing_from_one_that_does_not(
     make_pod, log, bootstrap_servers, admin
 ):
     before = make_pod("before", PATIENT)
-    after = make_pod("after", over(log, bootstrap_servers, **PATIENT))
+    after = make_pod("after", over(log, bootstrap_servers, **PATIENT, **CALM))
     with running(before, "executor"):
         await_shares(admin, {"before": 16})
         epochs = read_epochs(admin)
         with running(after, "executor"):
             await_shares(admin, {"before": 8, "after": 8})
-            linger(3 * INTERVAL)
+            linger(LINGER)
             assert read_shares(admin, "execute") == {"before": 8, "after": 8}
             assert sum(read_epochs(admin)[one] == epochs[one] for one in epochs) == 8
         await_shares(admin, {"before": 16})
@@ -243,7 +246,8 @@ def test_a_consumer_over_the_log_takes_nothing_from_a_group_of_kafka(
 
     settings = {"kafka_bootstrap_servers": bootstrap_servers, **PATIENT}
     before = declare(make_pod("before", settings))
-    after = declare(make_pod("after", over(log, bootstrap_servers, **PATIENT)))
+    sharing = over(log, bootstrap_servers, **PATIENT, **CALM)
+    after = declare(make_pod("after", sharing))
     with contextlib.ExitStack() as later:
         with running(before, "consumers"):
             await_owner("before")
@@ -251,7 +255,7 @@ def test_a_consumer_over_the_log_takes_nothing_from_a_group_of_kafka(
             member = service._owners[0].member
             assert member is not None
             wait_for(lambda: len(member._assigned) == 4, what="the log gives it all")
-            linger(3 * INTERVAL)
+            linger(LINGER)
             assert read_shares(admin, role) == {"before": 4}
         await_owner("after")
 
@@ -289,7 +293,8 @@ def own(database, log, bootstrap_servers):
 
         def start(client_id: str, origins: int = 4, **more):
             settings = make_app(
-                database.url, **over(log, bootstrap_servers, handover_timeout=60.0)
+                database.url,
+                **over(log, bootstrap_servers, handover_timeout=60.0, **CALM),
             ).settings
             process = Process(database, client_id, ["relay"], 0.2, stale_after=60.0)
             source = CoordinationSource(
@@ -326,7 +331,7 @@ def test_an_origin_is_released_in_the_log_once_it_is_handed_over(own, admin, wai
     holder.may_end.clear()
     second, _ = own("b")
     wait_for(lambda: holder.releasing, what="the first one hands over")
-    linger(3 * INTERVAL)
+    linger(LINGER)
     assert not second.wanted
     assert read_shares(admin, "relay")["a"] == 4
     holder.may_end.set()
