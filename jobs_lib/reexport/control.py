@@ -127,8 +127,8 @@ def resume(database: Database, entity: str) -> Progress:
 
 def cancel(database: Database, entity: str) -> Progress:
     """End it for good: unsent records are never sent. This cannot be undone."""
-    progress = _change(database, entity, "cancel_reexport")
     with database.connect("re-export") as connection:
+        progress = _change_on(connection, database.queries, entity, "cancel_reexport")
         # They end when they wake up, and should not lie there until then.
         wake_chunks(connection, database.queries, progress.id)
     return progress
@@ -140,9 +140,10 @@ def set_rate(database: Database, entity: str, rate: int) -> Progress:
     Raises:
         ReexportError: the rate is out of range, or no re-export is running.
     """
-    progress = _change(database, entity, "change_rate", rate=check_rate(rate))
+    queries, values = database.queries, {"rate": check_rate(rate)}
     with database.connect("re-export") as connection:
-        wake_for_rate(connection, database.queries, progress)
+        progress = _change_on(connection, queries, entity, "change_rate", **values)
+        wake_for_rate(connection, queries, progress)
     return progress
 
 
@@ -281,12 +282,21 @@ def read_progress(
 
 
 def _change(database: Database, entity: str, query: str, **values: object) -> Progress:
-    queries = database.queries
     with database.connect("re-export") as connection:
-        latest = find_latest(connection, queries, entity)
-        parameters = {"reexport": latest, **values}
-        changed = connection.execute(queries[query], parameters).fetchone()
-        progress = read_progress(connection, queries, latest)
+        return _change_on(connection, database.queries, entity, query, **values)
+
+
+def _change_on(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: str,
+    query: str,
+    **values: object,
+) -> Progress:
+    latest = find_latest(connection, queries, entity)
+    parameters = {"reexport": latest, **values}
+    changed = connection.execute(queries[query], parameters).fetchone()
+    progress = read_progress(connection, queries, latest)
     if changed is None:
         raise ReexportError(
             f"the re-export {latest} of {entity!r} is {progress.state}, so there is "
