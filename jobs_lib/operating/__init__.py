@@ -6,8 +6,9 @@ no database driver can be loaded.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from jobs_lib.lazy import import_name
 
 if TYPE_CHECKING:
     from jobs_lib.operating.cancellation import cancel
@@ -104,7 +105,4 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return import_name(__name__, _MODULES, name)

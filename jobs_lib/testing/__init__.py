@@ -6,8 +6,9 @@ pytest finds the fixtures by itself: see :mod:`jobs_lib.testing.plugin`. Needs
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from jobs_lib.lazy import import_name
 
 if TYPE_CHECKING:
     from jobs_lib.testing.enqueued import Enqueued
@@ -27,11 +28,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    value = globals()[name] = getattr(module, name)
-    return value
+    return import_name(__name__, _MODULES, name)
 
 
 def __dir__() -> list[str]:
