@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs_lib.lazy import import_name
-
 if TYPE_CHECKING:
     from jobs_lib.testing.enqueued import Enqueued
     from jobs_lib.testing.jobs import Jobs
@@ -28,6 +26,9 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    # pytest loads this package in each of its runs: it loads nothing more by itself.
+    from jobs_lib.lazy import import_name
+
     return import_name(__name__, _MODULES, name)
 
 
