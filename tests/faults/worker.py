@@ -16,6 +16,7 @@ from jobs_lib import exponential, telemetry
 from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
+from tests.support.signals import strike
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -85,14 +86,14 @@ if __name__ == "__main__":
         with job.transaction() as connection:
             connection.execute(ADD, (n, job.id, job.attempt))
             if "die" in os.environ:
-                os.kill(os.getpid(), signal.SIGKILL)
+                strike(signal.SIGKILL)
 
     @app.job(retry=retry)
     def add_then_die(job: Job, n: int) -> None:
         with job.transaction() as connection:
             connection.execute(ADD, (n, job.id, job.attempt))
         if "die" in os.environ:
-            os.kill(os.getpid(), signal.SIGKILL)
+            strike(signal.SIGKILL)
 
     def tell(event: str, fields: dict[str, Any]) -> None:
         # Print all failures; the log has only a few of them.

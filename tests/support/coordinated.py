@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib.coordination.consumer import Consumer
 from jobs_lib.settings import Settings
+from tests.support.signals import strike
 
 if TYPE_CHECKING:
     from jobs_lib.coordination.intake import Part
@@ -49,7 +49,7 @@ class Staged(Consumer):
         self._counts[name] += 1
         if self._at.get(name) == self._counts[name]:
             say(f"at {name}")
-            os.kill(os.getpid(), self._signal)
+            strike(self._signal)
 
     def taken(self, shared: Shared, position: int | None) -> None:
         self.step("taken")

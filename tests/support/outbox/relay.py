@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import signal
 import sys
 import threading
@@ -27,6 +26,7 @@ from jobs_lib.kafka import client
 from jobs_lib.service.service import Service
 from tests.support.apps import make_app
 from tests.support.say import say
+from tests.support.signals import strike
 
 _FENCED = ("(_FENCED)", "(PRODUCER_FENCED)", "(INVALID_PRODUCER_EPOCH)")
 """The ends of Kafka's errors for a producer that another one has replaced."""
@@ -37,12 +37,12 @@ _block = threading.local()
 """``repeats``: whether the thread's block has a record that no other can replace."""
 
 
-def strike(point: str, told: object) -> None:
+def strike_at(point: str, told: object) -> None:
     """Send this process its signal, if it is due at this point."""
     number = _armed.pop(point, None)
     if number is not None:
         say(f"struck {point} {told}")
-        os.kill(os.getpid(), number)
+        strike(number)
 
 
 class Struck(Producer):
@@ -61,7 +61,7 @@ class Struck(Producer):
     def commit_transaction(self, *args: Any) -> None:
         """Commit, unless a signal strikes here."""
         if len(self):
-            strike("full", len(self))
+            strike_at("full", len(self))
         super().commit_transaction(*args)
 
 
@@ -78,7 +78,7 @@ def listen(event: str, fields: dict[str, Any]) -> None:
     if event == "block.produced":
         say(f"sent {fields['shard']} {len(fields['rows'])}")
         if _block.repeats:
-            strike("sent", len(fields["rows"]))
+            strike_at("sent", len(fields["rows"]))
     if event == "role.left":
         say(f"left {fields['role']}")
     if event == "loop.failed":

@@ -16,6 +16,7 @@ from jobs_lib.settings import Settings
 from tests.support.apps import QUICK
 from tests.support.processes.kinds import die, kind
 from tests.support.say import say
+from tests.support.signals import strike
 
 if TYPE_CHECKING:
     from jobs_lib import App, Job
@@ -107,7 +108,7 @@ def scheduler(app: App, cron: str, ends: str | None = None) -> None:
         if "stopped" in left:
             left.clear()
             say("inside")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            strike(signal.SIGSTOP)
         return None
 
     @app.periodic(cron, missed="all")

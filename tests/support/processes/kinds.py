@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import os
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs_lib import telemetry
+from tests.support.signals import strike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def kind(
 
 def die() -> None:
     """Kill this process."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    strike(signal.SIGKILL)
 
 
 def die_at(events: Mapping[str, int]) -> None:
