@@ -10,13 +10,13 @@ import inspect
 import signal
 import threading
 import time
-from itertools import islice
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
-from jobs_lib.coordination.intake import Intake, Part, report_lost
+from jobs_lib.coordination.intake import Intake, report_lost
 from jobs_lib.coordination.member import BEATS, Member
+from jobs_lib.coordination.part import Part
 from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError
@@ -27,6 +27,8 @@ from jobs_lib.masking import describe
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from confluent_kafka import Message
+
     from jobs_lib.coordination.messages import Shared
     from jobs_lib.settings import Settings
 
@@ -36,6 +38,8 @@ LARGEST_BATCH = 10_000
 _RETRY = Retry(first=0.2, cap=30.0)
 _WAIT_SECONDS = 0.1
 _UNSURE_SECONDS = 0.02
+_TURN_SECONDS = 0.01
+"""A turn begins no batch after these: other partitions wait."""
 _ANSWER_SECONDS = 10.0
 """After these, and two intervals, nobody knows about a claim that was not read back."""
 
@@ -99,7 +103,6 @@ class Consumer:
         self._start = start
         self._retry = retry
         self._intake = Intake(settings, group)
-        self._turn = 0
         self._ended = threading.Event()
         self._working = Loop(f"handle {group}", self._work)
         self.pulses = [
@@ -206,41 +209,19 @@ class Consumer:
 
     def _work(self) -> Iterator[None]:
         while not self._working.stopping.is_set():
-            part = self._choose()
+            part = self._intake.choose(_WAIT_SECONDS)
             if part is not None:
                 try:
                     if part.is_begun:
-                        self._process(part)
+                        self._take_turn(part)
                     else:
                         self._begin(part)
                 finally:
-                    self._give_back(part)
+                    self._end_turn(part)
             yield
 
-    def _choose(self) -> Part | None:
-        """Choose a partition with something to do, each in its turn."""
-        changed = self._intake.changed
-        with changed:
-            now = time.monotonic()
-            ready = [
-                part
-                for part in self._intake.parts.values()
-                if part.waiting or not part.is_begun
-                if not part.is_standing and not part.is_leaving and part.retry_at <= now
-            ]
-            if not ready:
-                changed.wait(_WAIT_SECONDS)
-                return None
-            part = min(ready, key=lambda one: one.served)
-            self._turn += 1
-            part.served, part.is_busy = self._turn, True
-            return part
-
-    def _give_back(self, part: Part) -> None:
-        with self._intake.changed:
-            part.is_busy = False
-            is_leaving = part.is_leaving and not part.is_lost
-        if is_leaving:
+    def _end_turn(self, part: Part) -> None:
+        if self._intake.end(part):
             self._let_go(part.shared, part)
 
     def _begin(self, part: Part) -> None:
@@ -259,36 +240,41 @@ class Consumer:
             part.position = ends[part.shared.partition]
             # The next holder begins there, too, and not at a later end.
             self.member.set_position(part.shared, part.position)
-        with self._intake.changed:
-            part.begin(self._intake.reader)
+        self._intake.begin(part)
 
     def _may_repeat(self, part: Part) -> bool:
         place = self.member.log.find_place(part.shared)
         return self.delivery == "at_most_once" and place in self.member.log.lost_places
 
-    def _process(self, part: Part) -> None:
-        with self._intake.changed:
-            messages = list(islice(part.waiting, self.batch))
-        if not messages:
-            return
-        records = [Record(one) for one in messages]
-        if self.delivery == "at_least_once":
-            self._process_first(part, records)
-        else:
-            self._claim_first(part, records)
+    def _take_turn(self, part: Part) -> None:
+        """Process batches, until it is the turn of another partition."""
+        until = time.monotonic() + _TURN_SECONDS
+        while messages := self._intake.peek(part, self.batch):
+            if not self._process(part, messages) or time.monotonic() > until:
+                return
+            if part.is_leaving or part.is_lost or self._working.stopping.is_set():
+                return
 
-    def _process_first(self, part: Part, records: list[Record]) -> None:
+    def _process(self, part: Part, messages: list[Message]) -> bool:
+        """Process a batch; return whether the partition can go on at once."""
+        if self.delivery == "at_least_once":
+            return self._process_first(part, messages)
+        return self._claim_first(part, messages)
+
+    def _process_first(self, part: Part, messages: list[Message]) -> bool:
         """At least once: process a batch, and say so afterwards."""
         if not self.member.is_sure(part.shared):
             # Somebody else may hold it. The next heartbeat that is read back tells.
             part.retry_at = time.monotonic() + _UNSURE_SECONDS
-            return
+            return False
+        records = [Record(one) for one in messages]
         if (error := self._call(records)) is None:
             part.failures = 0
-            self._pass(part, records[-1].offset + 1)
+            end = records[-1].offset + 1
+            self._intake.drop(part, end)
             if not part.is_lost:
-                self.member.set_position(part.shared, records[-1].offset + 1)
-            return
+                self.member.set_position(part.shared, end)
+            return True
         part.failures += 1
         part.retry_at = time.monotonic() + self._retry.delay(part.failures)
         telemetry.emit(
@@ -298,18 +284,21 @@ class Consumer:
             offset=records[0].offset,
             error=describe(error),
         )
+        return False
 
-    def _claim_first(self, part: Part, records: list[Record]) -> None:
+    def _claim_first(self, part: Part, messages: list[Message]) -> bool:
         """At most once: claim a batch, and process it if the claim was read back."""
+        records = [Record(one) for one in messages]
         end = records[-1].offset + 1
         outcome = self._claim(part, end)
         if outcome is not Outcome.VALID:
             part.retry_at = time.monotonic() + _UNSURE_SECONDS
             self._look_again(part)
-            return
-        self._pass(part, end)
+            return False
+        self._intake.drop(part, end)
         if (error := self._call(records)) is not None:
             self._skip(part, records[0].offset, len(records), error)
+        return True
 
     def _claim(self, part: Part, end: int) -> Outcome | None:
         """Claim a batch; None if nobody knows how that went."""
@@ -328,7 +317,7 @@ class Consumer:
         position = self.member.log.find(part.shared).position
         if position is not None and position != part.position:
             before = part.position
-            self._pass(part, position)
+            self._intake.drop(part, position)
             if before is not None and position > before:
                 told = JobsError("the claim of it was in the log, and not read back")
                 self._skip(part, before, position - before, told)
@@ -352,10 +341,6 @@ class Consumer:
             except BaseException as error:
                 return error
         return None
-
-    def _pass(self, part: Part, position: int) -> None:
-        with self._intake.changed:
-            part.pop(position, self._intake.reader, self._intake.share)
 
 
 def _check(handle: object, delivery: str, batch: object, start: str) -> None:

@@ -1,99 +1,33 @@
-"""The records that wait in memory, and the reader that fetches them.
+"""The partitions of a group whose records are read, and the order of their turns.
 
-All that wait are bounded in bytes. While they are full, nothing is polled. A partition
-that has more than its share is paused, so that the others go on.
+All records that wait in memory are bounded in bytes. While they are full, nothing is
+polled. A partition that has more than its share is paused, so that the others go on.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
+import time
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from itertools import count, groupby
+from operator import methodcaller
+from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING
 
 from jobs_lib import telemetry
 from jobs_lib.coordination.messages import Shared
-from jobs_lib.coordination.record import count_bytes
 from jobs_lib.kafka.hand_reader import HandReader
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
+    from jobs_lib.coordination.part import Part
     from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
 
-
-class Part:
-    """A partition that is held, with the records that wait."""
-
-    def __init__(self, shared: Shared, position: int | None) -> None:
-        self.shared = shared
-        self.position = position
-        """Where the next batch begins; None for the oldest record there is."""
-        self.waiting: deque[Message] = deque()
-        self.waiting_bytes = 0
-        self.is_begun = False
-        """Whether it is to be read."""
-        self.is_read = False
-        """Whether records that arrive are those from the position on."""
-        self.is_standing = False
-        """Whether it stands still until an operator sets its position."""
-        self.is_leaving = False
-        self.is_lost = False
-        self.is_busy = False
-        """Whether the handler has a batch of it."""
-        self.failures = 0
-        self.retry_at = 0.0
-        self.served = 0
-        """When it had its turn last, in turns."""
-        self._next_fetch: int | None = position
-        self._is_paused = False
-
-    @property
-    def partition(self) -> Partition:
-        """As Kafka's client names it."""
-        return self.shared.topic, self.shared.partition
-
-    @property
-    def origin(self) -> str:
-        """The partition as ``topic/partition``."""
-        return f"{self.shared.topic}/{self.shared.partition}"
-
-    def begin(self, reader: HandReader) -> None:
-        """Read from the position on, also if it was read before."""
-        self.waiting.clear()
-        self.waiting_bytes = 0
-        self._is_paused, self.is_begun, self.is_read = False, True, False
-        self._next_fetch = self.position
-        at = OFFSET_BEGINNING if self.position is None else self.position
-        reader.assign(self.partition, at)
-
-    def push(self, messages: list[Message], reader: HandReader, most: int) -> None:
-        """Add records that have arrived, in their order."""
-        wanted = self._next_fetch
-        if wanted is not None and (messages[0].offset() or 0) < wanted:
-            messages = [one for one in messages if (one.offset() or 0) >= wanted]
-            if not messages:
-                return
-        self._next_fetch = (messages[-1].offset() or 0) + 1
-        self.waiting.extend(messages)
-        self.waiting_bytes += count_bytes(messages)
-        if self.waiting_bytes >= most and not self._is_paused:
-            self._is_paused = True
-            reader.pause(self.partition)
-
-    def pop(self, before: int, reader: HandReader, most: int) -> None:
-        """Drop the waiting records before an offset, and read on if few are left."""
-        gone = []
-        while self.waiting and (self.waiting[0].offset() or 0) < before:
-            gone.append(self.waiting.popleft())
-        self.waiting_bytes -= count_bytes(gone)
-        self.position = before
-        if self._is_paused and 2 * self.waiting_bytes < most:
-            self._is_paused = False
-            reader.begin(self.partition, self._next_fetch)
-        reader.poll_soon()
+_find_topic, _find_partition = methodcaller("topic"), methodcaller("partition")
 
 
 class Intake:
@@ -110,46 +44,137 @@ class Intake:
         self.reader = HandReader(settings, group)
         self._group = group
         self._most_bytes = settings.consumer_prefetch_bytes
+        self._waiting_bytes = 0
+        self._is_full = False
+        self._ready: deque[Part] = deque()
+        """Those with something to do, each in its turn."""
+        self._resting: list[tuple[float, int, Part]] = []
+        """A heap of those that have to wait, by the time of their end."""
+        self._numbers = count()
         self.reader.listen(self)
-
-    @property
-    def share(self) -> int:
-        """The bytes that each partition may have."""
-        return self._most_bytes // max(1, len(self.parts))
 
     def add(self, part: Part) -> None:
         """Add a partition; it is not read yet."""
         with self.changed:
             self.parts[part.shared] = part
-            self.changed.notify_all()
+            self._queue(part)
 
     def remove(self, part: Part) -> None:
         """Read a partition no more."""
         with self.changed:
-            if self.parts.get(part.shared) is part:
+            if self._has(part):
                 del self.parts[part.shared]
+                self._waiting_bytes -= part.waiting_bytes
                 self.reader.unassign(part.partition)
             self.changed.notify_all()
+
+    def choose(self, wait: float) -> Part | None:
+        """Choose a partition with something to do, for a turn that :meth:`end` ends.
+
+        Args:
+            wait: the seconds to wait if there is none; it returns None then.
+        """
+        with self.changed:
+            now = time.monotonic()
+            while self._resting and self._resting[0][0] <= now:
+                self._ready.append(heapq.heappop(self._resting)[-1])
+            while self._ready:
+                part = self._ready.popleft()
+                part.is_queued = False
+                if part.has_work:
+                    part.is_busy = True
+                    return part
+            if self._resting:
+                wait = min(wait, self._resting[0][0] - now)
+            self.changed.wait(wait)
+            return None
+
+    def end(self, part: Part) -> bool:
+        """End the turn of a partition; return whether it is to be let go."""
+        with self.changed:
+            part.is_busy = False
+            self._queue(part)
+            return part.is_leaving and not part.is_lost
+
+    def begin(self, part: Part) -> None:
+        """Read a partition from its position on, also if it was read before."""
+        with self.changed:
+            if not self._has(part):
+                return
+            self._waiting_bytes -= part.waiting_bytes
+            part.begin()
+            at = OFFSET_BEGINNING if part.position is None else part.position
+            self.reader.assign(part.partition, at)
+
+    def peek(self, part: Part, most: int) -> list[Message]:
+        """Return the first waiting records of a partition."""
+        with self.changed:
+            return part.peek(most)
+
+    def drop(self, part: Part, before: int) -> None:
+        """Drop the waiting records before an offset, and read on if few are left."""
+        with self.changed:
+            bytes_before = part.waiting_bytes
+            part.drop(before)
+            if part.waiting_bytes == bytes_before or not self._has(part):
+                return
+            self._waiting_bytes -= bytes_before - part.waiting_bytes
+            if part.is_paused and 2 * part.waiting_bytes < self._share:
+                part.is_paused = False
+                self.reader.begin(part.partition, part.next_fetch)
+            if self._is_full:
+                self.reader.poll_soon()
+
+    @property
+    def _share(self) -> int:
+        """The bytes that each partition may have."""
+        return self._most_bytes // max(1, len(self.parts))
+
+    def _has(self, part: Part) -> bool:
+        """Whether it was not removed."""
+        return self.parts.get(part.shared) is part
+
+    def _queue(self, part: Part) -> None:
+        """Let a partition wait for its turn, if there is something to do."""
+        if part.is_queued or part.is_busy or not part.has_work:
+            return
+        part.is_queued = True
+        if part.retry_at > time.monotonic():
+            entry = (part.retry_at, next(self._numbers), part)
+            heapq.heappush(self._resting, entry)
+        else:
+            self._ready.append(part)
+        self.changed.notify_all()
 
     # What the reader calls
 
     def has_room(self) -> bool:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
         with self.changed:
-            waiting = sum(part.waiting_bytes for part in self.parts.values())
-            return waiting < self._most_bytes
+            self._is_full = self._waiting_bytes >= self._most_bytes
+            return not self._is_full
 
     def received(self, messages: list[Message]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
-        found: defaultdict[Any, list[Message]] = defaultdict(list)
-        for message in messages:
-            found[message.topic(), message.partition()].append(message)
+        found: defaultdict[Shared, list[Message]] = defaultdict(list)
+        # They come in runs of one partition.
+        for topic, of_topic in groupby(messages, _find_topic):
+            for number, some in groupby(of_topic, _find_partition):
+                found[Shared(self._group, topic, number)] += some
         with self.changed:
-            for partition, some in found.items():
-                part = self.parts.get(Shared(self._group, *partition))
+            for shared, lot in found.items():
+                part = self.parts.get(shared)
                 if part is not None and part.is_read and not part.is_standing:
-                    part.push(some, self.reader, self.share)
-            self.changed.notify_all()
+                    self._push(part, lot)
+
+    def _push(self, part: Part, messages: list[Message]) -> None:
+        self._waiting_bytes -= part.waiting_bytes
+        part.push(messages)
+        self._waiting_bytes += part.waiting_bytes
+        if part.waiting_bytes >= self._share and not part.is_paused:
+            part.is_paused = True
+            self.reader.pause(part.partition)
+        self._queue(part)
 
     def out_of_range(self, partition: Partition, start: int, end: int) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
@@ -171,7 +196,7 @@ class Intake:
             for partition in partitions:
                 part = self.parts.get(Shared(self._group, *partition))
                 if part is not None and part.is_begun:
-                    part.begin(self.reader)
+                    self.begin(part)
 
     def begun(self, partition: Partition) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""

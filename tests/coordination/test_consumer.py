@@ -364,7 +364,7 @@ def test_many_waiting_records_are_bounded_and_all_are_handled(
     with consumer:
         parts = consumer._intake.parts
         wait_for(
-            lambda: any(part._is_paused for part in parts.values()),
+            lambda: any(part.is_paused for part in parts.values()),
             what="a partition is paused",
         )
         assert sum(part.waiting_bytes for part in parts.values()) < 2_000_000

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from confluent_kafka import Message
 
-from jobs_lib.coordination.intake import Intake, Part
+from jobs_lib.coordination.intake import Intake
 from jobs_lib.coordination.messages import Shared
+from jobs_lib.coordination.part import Part
 
 GROUP = "shop.mailer"
 PLACE = ("orders", 0)
 
 
-def make(offset: int) -> Message:
+def make(offset: int, partition: int = 0) -> Message:
     """Make a message of Kafka's client."""
-    return Message(topic="orders", partition=0, offset=offset, key=b"k", value=b"value")
+    return Message(
+        topic="orders", partition=partition, offset=offset, key=b"k", value=b"value"
+    )
 
 
-def take(intake: Intake, position: int) -> Part:
-    """Hold the partition from a position on, and begin to read it."""
-    part = Part(Shared(GROUP, *PLACE), position)
+def take(intake: Intake, position: int, partition: int = 0) -> Part:
+    """Hold a partition from a position on, and begin to read it."""
+    part = Part(Shared(GROUP, "orders", partition), position)
     intake.add(part)
-    part.begin(intake.reader)
+    intake.begin(part)
     return part
 
 
 def offsets(part: Part) -> list[int | None]:
-    return [one.offset() for one in part.waiting]
+    return [one.offset() for one in part.peek(100)]
 
 
 def test_records_that_were_fetched_for_an_earlier_holding_are_dropped(settings):
@@ -53,7 +59,101 @@ def test_records_before_the_position_are_dropped_and_bytes_are_counted(settings)
     intake.received([make(one) for one in range(6, 8)])
     assert offsets(part) == [4, 5, 6, 7]
     assert part.waiting_bytes == 4 * (len(b"k") + len(b"value") + 200)
-    part.pop(6, intake.reader, intake.share)
+    intake.drop(part, 6)
     assert (offsets(part), part.position) == ([6, 7], 6)
-    part.pop(8, intake.reader, intake.share)
+    intake.drop(part, 8)
     assert part.waiting_bytes == 0
+
+
+def test_a_batch_goes_over_the_lots_in_which_its_records_came(settings):
+    intake = Intake(settings, GROUP)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    intake.received([make(one) for one in (0, 1, 2)])
+    intake.received([make(one) for one in (3, 5)])
+    intake.received([make(one) for one in (8, 9)])
+    assert [one.offset() for one in part.peek(2)] == [0, 1]
+    intake.drop(part, 2)
+    assert [one.offset() for one in part.peek(4)] == [2, 3, 5, 8]
+    # An offset that no record has: a transaction's end, or a record compacted away.
+    intake.drop(part, 7)
+    assert offsets(part) == [8, 9]
+    intake.drop(part, 20)
+    assert (offsets(part), part.waiting_bytes) == ([], 0)
+
+
+def test_each_partition_with_records_has_its_turn(settings):
+    intake = Intake(settings, GROUP)
+    parts = [take(intake, 0, number) for number in range(3)]
+    for number in range(3):
+        intake.begun(("orders", number))
+    intake.received([make(one, number) for one in range(5) for number in (0, 2)])
+    served = []
+    for _ in range(6):
+        part = intake.choose(0)
+        assert part is not None
+        served.append(part.shared.partition)
+        intake.drop(part, (part.position or 0) + 1)
+        intake.end(part)
+    assert served == [0, 2] * 3
+    # It has records again, and comes behind those that have waited.
+    intake.received([make(one, 1) for one in range(2)])
+    part = intake.choose(0)
+    assert part is parts[0]
+    # While it has its turn nobody else gets it, though more has come.
+    intake.received([make(9)])
+    assert [intake.choose(0), intake.choose(0)] == [parts[2], parts[1]]
+    assert intake.choose(0) is None
+
+
+def test_a_partition_that_waits_has_no_turn_until_its_time(settings):
+    intake = Intake(settings, GROUP)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    intake.received([make(0)])
+    assert intake.choose(0) is part
+    part.retry_at = time.monotonic() + 0.05
+    assert not intake.end(part)
+    assert intake.choose(0) is None
+    found = None
+    while found is None:
+        found = intake.choose(60)  # It returns when the time has come.
+    assert found is part
+    assert time.monotonic() >= part.retry_at
+
+
+@pytest.mark.parametrize("over", ["is_lost", "is_leaving", "is_standing"])
+def test_a_partition_that_is_over_has_no_turn(settings, over):
+    intake = Intake(settings, GROUP)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    intake.received([make(0)])
+    setattr(part, over, True)
+    assert intake.choose(0) is None
+
+
+def test_what_has_left_is_not_read_and_its_bytes_make_room(settings):
+    small = settings.model_copy(update={"consumer_prefetch_bytes": 1_000})
+    intake = Intake(small, GROUP)
+    part, other = take(intake, 0), take(intake, 0, 1)
+    for number in range(2):
+        intake.begun(("orders", number))
+    intake.received([make(one) for one in range(3)])
+    assert part.is_paused
+    assert intake.has_room()
+    intake.received([make(one, 1) for one in range(3)])
+    assert not intake.has_room()
+    intake.drop(part, 3)
+    assert not part.is_paused
+    assert intake.has_room()
+    intake.received([make(one) for one in range(3, 6)])
+    intake.remove(part)
+    assert intake.has_room()
+    intake.drop(part, 6)
+    told = len(intake.reader._commands)
+    intake.begin(part)
+    assert len(intake.reader._commands) == told
+    intake.remove(part)
+    intake.remove(other)
+    assert intake.has_room()
+    assert not intake.parts

@@ -24,8 +24,10 @@ from jobs_lib.settings import Settings
 from tests.support.signals import strike
 
 if TYPE_CHECKING:
-    from jobs_lib.coordination.intake import Part
+    from confluent_kafka import Message
+
     from jobs_lib.coordination.messages import Shared
+    from jobs_lib.coordination.part import Part
     from jobs_lib.coordination.record import Record
     from jobs_lib.coordination.world import Outcome
 
@@ -68,11 +70,12 @@ class Staged(Consumer):
         say(f"lost {shared.partition}")
         super().lost(shared)
 
-    def _process(self, part: Part) -> None:
+    def _process(self, part: Part, messages: list[Message]) -> bool:
         self.step("fetched")
         self.claim = vars(part).setdefault("claim", self._claims[part.shared])
-        super()._process(part)
+        can_go_on = super()._process(part, messages)
         self.step("processed")
+        return can_go_on
 
     def _claim(self, part: Part, end: int) -> Outcome | None:
         real = self.member.claim_messages
