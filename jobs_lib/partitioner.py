@@ -56,6 +56,12 @@ def choose_origin(group: str, topic: str, partitions: int) -> str:
     return f"{topic}/{choose_partition(group, partitions)}"
 
 
+def split_origin(origin: str) -> tuple[str, int]:
+    """The topic and the number of the partition of an origin ``topic/partition``."""
+    topic, _, number = origin.rpartition("/")
+    return topic, int(number)
+
+
 def partitions_for(entities: int) -> int:
     """How many partitions a topic gets for this number of entities: 3, 8 or 16."""
     if entities > 1_000_000:

@@ -38,6 +38,7 @@ from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import JobsError, RecordError
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
+from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -199,7 +200,7 @@ class Consumer:
 
     def take(self, origins: Mapping[str, int]) -> None:
         """Continue partitions from the offsets in the database."""
-        parts = {_parse(origin): epoch for origin, epoch in origins.items()}
+        parts = {split_origin(origin): epoch for origin, epoch in origins.items()}
         name = f"consume {self.group}"
         ids = self._topic_ids.read({topic for topic, _ in parts})
         with self._database.connect(name, impatient=True) as connection:
@@ -241,7 +242,7 @@ class Consumer:
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop applying these partitions; wait for blocks that are being applied."""
-        parts = {_parse(origin) for origin in origins}
+        parts = {split_origin(origin) for origin in origins}
         with self._changed:
             leaving = [p for key, p in self._partitions.items() if key in parts]
             for progress in leaving:
@@ -448,8 +449,3 @@ class Consumer:
                 for partition, progress in self._partitions.items()
                 if self._declared[partition[0]].done
             }
-
-
-def _parse(origin: str) -> Partition:
-    topic, _, number = origin.rpartition("/")
-    return topic, int(number)

@@ -234,7 +234,7 @@ class Log:
         assert self._writer is not None, "this log is only read"
         sent = Sent(message, then)
         shared: Shared | None = getattr(message, "shared", None)
-        key = None if shared is None else f"{shared.topic}/{shared.partition}"
+        key = None if shared is None else shared.origin
         with self.lock:
             if place is None:
                 assert shared is not None

@@ -414,7 +414,7 @@ class Member(Holdings):
             telemetry.emit(
                 "partition.lost",
                 group=self.sender.group_id,
-                origin=f"{shared.topic}/{shared.partition}",
+                origin=shared.origin,
             )
             self._notices.put(self._listener.lost, shared)
         self._news.set()

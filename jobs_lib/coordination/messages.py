@@ -46,6 +46,11 @@ class Shared(NamedTuple):
     topic: str
     partition: int
 
+    @property
+    def origin(self) -> str:
+        """The partition as ``topic/partition``."""
+        return f"{self.topic}/{self.partition}"
+
 
 class Heartbeat(NamedTuple):
     """The sender holds a partition, and has processed all before a position."""

@@ -61,7 +61,7 @@ class Part:
     @property
     def origin(self) -> str:
         """The partition as ``topic/partition``."""
-        return f"{self.shared.topic}/{self.shared.partition}"
+        return self.shared.origin
 
     @property
     def has_work(self) -> bool:

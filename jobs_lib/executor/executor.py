@@ -19,6 +19,7 @@ from jobs_lib.executor.section import divide
 from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.ownership.lease import UNLIMITED
 from jobs_lib.ownership.role import EXECUTE
+from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -312,4 +313,4 @@ def _find_gates(types: Iterable[str], gates: Iterable[JobGate]) -> dict[str, Job
 
 
 def _place(origin: str, count: int) -> int:
-    return int(origin.rpartition("/")[2]) % count
+    return split_origin(origin)[1] % count

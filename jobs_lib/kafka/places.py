@@ -27,6 +27,7 @@ from jobs_lib.kafka.client import (
     read_topics,
 )
 from jobs_lib.kafka.refusal import SOON, explain_failed, missing_topics
+from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,10 +56,7 @@ def read_ends(
     Raises:
         UnavailableError: no broker answers in time.
     """
-    asked = []
-    for name in partitions:
-        topic, _, number = name.rpartition("/")
-        asked.append(TopicPartition(topic, int(number)))
+    asked = [TopicPartition(*split_origin(one)) for one in partitions]
     found = _list_offsets(settings, asked, _SPECS.latest(), timeout)
     return {f"{one.topic}/{one.partition}": offset for one, offset in found.items()}
 

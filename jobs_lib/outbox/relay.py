@@ -10,6 +10,7 @@ from jobs_lib.kafka.reach import Reach
 from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.relay_thread import RelayThread
+from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -122,7 +123,7 @@ class Relay:
     def _share(self, origins: Iterable[str]) -> list[tuple[RelayThread, set[int]]]:
         shares: list[set[int]] = [set() for _ in self._senders]
         for origin in origins:
-            shard = int(origin.rpartition("/")[2])
+            shard = split_origin(origin)[1]
             shares[shard % len(shares)].add(shard)
         return [
             (sender, share)

@@ -14,6 +14,7 @@ from jobs_lib.coordination import Member, Shared
 from jobs_lib.coordination.names import check_group, name_setting
 from jobs_lib.errors import FencedError, JobsError
 from jobs_lib.ownership.source import WatchingSource
+from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -103,7 +104,7 @@ class CoordinationSource(WatchingSource):
 
     def taken(self, shared: Shared, position: int | None) -> None:
         """Want an origin."""
-        origin = _name_origin(shared)
+        origin = shared.origin
         with self._guard:
             self._leaving.discard(origin)
         if self._member is not None and self._member.has_ousted(shared):
@@ -113,7 +114,7 @@ class CoordinationSource(WatchingSource):
 
     def leave(self, shared: Shared) -> None:
         """Give an origin up; the ownership tells when it is handed over."""
-        origin = _name_origin(shared)
+        origin = shared.origin
         with self._guard:
             self._leaving.add(origin)
         self.revoke([origin])
@@ -122,7 +123,7 @@ class CoordinationSource(WatchingSource):
 
     def lost(self, shared: Shared) -> None:
         """Give an origin up that another process may have."""
-        origin = _name_origin(shared)
+        origin = shared.origin
         with self._guard:
             self._leaving.discard(origin)
         self.revoke([origin])
@@ -148,7 +149,7 @@ class CoordinationSource(WatchingSource):
             log=settings.coordination_topic,
             group=self._group,
             client_id=self._client_id,
-            parts=lambda: map(_find_part, self._find()),
+            parts=lambda: map(split_origin, self._find()),
             listener=self,
             interval=settings.coordination_interval,
             topics_every=settings.coordination_interval,
@@ -180,13 +181,4 @@ class CoordinationSource(WatchingSource):
 
     def _release(self, origin: str) -> None:
         if (member := self._member) is not None:
-            member.release(Shared(self._group, *_find_part(origin)))
-
-
-def _name_origin(shared: Shared) -> str:
-    return f"{shared.topic}/{shared.partition}"
-
-
-def _find_part(origin: str) -> tuple[str, int]:
-    topic, _, number = origin.rpartition("/")
-    return topic, int(number)
+            member.release(Shared(self._group, *split_origin(origin)))

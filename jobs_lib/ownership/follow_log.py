@@ -83,7 +83,7 @@ class FollowLogSource(WatchingSource):
         """Read what the service holds; nothing while the log must be read anew."""
         with log.lock:
             return {
-                f"{shared.topic}/{shared.partition}": (holding.claim, holding.last_ms)
+                shared.origin: (holding.claim, holding.last_ms)
                 for world in (log.get_worlds() if log.is_known else ())
                 for shared, (_, holding) in world.entries.items()
                 if shared.group_id in self._groups

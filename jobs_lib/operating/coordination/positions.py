@@ -207,7 +207,7 @@ def _claim(log: Log, partitions: Sequence[Shared]) -> dict[Shared, int]:
             _let_go(log, claims)
             shared, outcome = refused[0]
             raise OperatingError(
-                f"{shared.topic}/{shared.partition} cannot be claimed, since "
+                f"{shared.origin} cannot be claimed, since "
                 f"{outcome.value}. Nothing was set. Does another command set positions "
                 "of this group, or has the pause ended? Run this again"
             )

@@ -20,6 +20,7 @@ from jobs_lib.operating.coordination.session import (
     as_time,
     name_operator,
 )
+from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -224,11 +225,8 @@ def _read_ends(settings: Settings, topics: set[str]) -> dict[Part, int]:
         return {}
     counts = list_partitions(settings, topics)
     names = [f"{topic}/{n}" for topic, count in counts.items() for n in range(count)]
-    ends: dict[Part, int] = {}
-    for name, end in read_ends(settings, names).items() if names else ():
-        topic, _, number = name.rpartition("/")
-        ends[topic, int(number)] = end
-    return ends
+    ends = read_ends(settings, names) if names else {}
+    return {split_origin(name): end for name, end in ends.items()}
 
 
 def _acknowledge(sent: Sent, place: int, offset: int) -> None:
