@@ -153,6 +153,8 @@ def test_what_has_left_is_not_read_and_its_bytes_make_room(settings):
     told = len(intake.reader._commands)
     intake.begin(part)
     assert len(intake.reader._commands) == told
+    intake.received([make(one, 1) for one in range(3, 5)])
+    assert not intake.has_room()
     intake.remove(part)
     intake.remove(other)
     assert intake.has_room()
