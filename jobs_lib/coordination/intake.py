@@ -10,9 +10,8 @@ import heapq
 import threading
 import time
 from collections import defaultdict, deque
-from itertools import count, groupby
-from operator import methodcaller
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from jobs_lib.coordination.part import Part
     from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
-
-_find_topic, _find_partition = methodcaller("topic"), methodcaller("partition")
 
 
 class Intake:
@@ -156,14 +153,12 @@ class Intake:
 
     def received(self, messages: list[Message]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
-        found: defaultdict[Shared, list[Message]] = defaultdict(list)
-        # They come in runs of one partition.
-        for topic, of_topic in groupby(messages, _find_topic):
-            for number, some in groupby(of_topic, _find_partition):
-                found[Shared(self._group, topic, number)] += some
+        found: defaultdict[Any, list[Message]] = defaultdict(list)
+        for message in messages:
+            found[message.topic(), message.partition()].append(message)
         with self.changed:
-            for shared, lot in found.items():
-                part = self.parts.get(shared)
+            for partition, lot in found.items():
+                part = self.parts.get(Shared(self._group, *partition))
                 if part is not None and part.is_read and not part.is_standing:
                     self._push(part, lot)
 
