@@ -1,6 +1,6 @@
 """A consumer that shares partitions over a coordination log, without a database.
 
-See PROTOCOL.md, section 6. One thread fetches records, one calls the handler, and the
+See PROTOCOL.md, section 6. One thread fetches records and calls the handler. The
 member's own threads keep what is held.
 """
 
@@ -21,11 +21,10 @@ from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError
 from jobs_lib.kafka.places import find_places
-from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from confluent_kafka import Message
 
@@ -36,10 +35,9 @@ Delivery = Literal["at_least_once", "at_most_once"]
 Start = Literal["earliest", "latest"]
 LARGEST_BATCH = 10_000
 _RETRY = Retry(first=0.2, cap=30.0)
-_WAIT_SECONDS = 0.1
 _UNSURE_SECONDS = 0.02
 _TURN_SECONDS = 0.01
-"""A turn begins no batch after these: other partitions wait."""
+"""A turn begins no batch after these: other partitions wait, and records arrive."""
 _ANSWER_SECONDS = 10.0
 """After these, and two intervals, nobody knows about a claim that was not read back."""
 
@@ -102,14 +100,10 @@ class Consumer:
         self._handle = handle
         self._start = start
         self._retry = retry
-        self._intake = Intake(settings, group)
+        self._intake = Intake(settings, group, self._work)
         self._ended = threading.Event()
-        self._working = Loop(f"handle {group}", self._work)
-        self.pulses = [
-            *self.member.pulses,
-            self._intake.reader.pulse,
-            self._working.pulse,
-        ]
+        self._reader = self._intake.reader
+        self.pulses = [*self.member.pulses, self._reader.pulse]
         """Of all its threads, for a check of their liveness."""
 
     def __enter__(self) -> Self:
@@ -149,8 +143,7 @@ class Consumer:
             JobsError: as :meth:`jobs_lib.coordination.member.Member.start`.
         """
         self.member.start()
-        self._intake.reader.start()
-        self._working.start()
+        self._reader.start()
         at_most = self.delivery == "at_most_once"
         telemetry.emit(
             "consumer.started",
@@ -169,8 +162,7 @@ class Consumer:
         """
         self._ended.set()
         self.member.stop(self._settings.shutdown_timeout)
-        self._working.stop(self._settings.shutdown_timeout)
-        self._intake.reader.stop()
+        self._reader.stop(self._settings.shutdown_timeout)
 
     # What the member calls
 
@@ -180,17 +172,17 @@ class Consumer:
 
     def leave(self, shared: Shared) -> None:
         """See :class:`jobs_lib.coordination.member.HoldListener`."""
-        with self._intake.changed:
+        with self._intake.lock:
             part = self._intake.parts.get(shared)
             if part is not None:
                 part.is_leaving = True
                 if part.is_busy:
-                    return  # The thread that handles it lets it go.
+                    return  # It is let go at the end of its turn.
         self._let_go(shared, part)
 
     def lost(self, shared: Shared) -> None:
         """See :class:`jobs_lib.coordination.member.HoldListener`."""
-        with self._intake.changed:
+        with self._intake.lock:
             part = self._intake.parts.get(shared)
         if part is not None:
             part.is_lost = True
@@ -205,24 +197,24 @@ class Consumer:
             self._intake.remove(part)
         self.member.release(shared)
 
-    # The thread that handles
+    # The thread that reads
 
-    def _work(self) -> Iterator[None]:
-        while not self._working.stopping.is_set():
-            part = self._intake.choose(_WAIT_SECONDS)
-            if part is not None:
-                try:
-                    if part.is_begun:
-                        self._take_turn(part)
-                    else:
-                        self._begin(part)
-                finally:
-                    self._end_turn(part)
-            yield
-
-    def _end_turn(self, part: Part) -> None:
-        if self._intake.end(part):
-            self._let_go(part.shared, part)
+    def _work(self) -> float:
+        """Give partitions their turns; return for how long none has anything to do."""
+        until = time.monotonic() + _TURN_SECONDS
+        while time.monotonic() < until and not self._reader.is_stopping:
+            part = self._intake.choose()
+            if part is None:
+                break
+            try:
+                if part.is_begun:
+                    self._take_turn(part)
+                else:
+                    self._begin(part)
+            finally:
+                if self._intake.end(part):
+                    self._let_go(part.shared, part)
+        return self._intake.find_rest()
 
     def _begin(self, part: Part) -> None:
         """Read a partition, from its position or where a new one begins."""
@@ -252,7 +244,7 @@ class Consumer:
         while messages := self._intake.peek(part, self.batch):
             if not self._process(part, messages) or time.monotonic() > until:
                 return
-            if part.is_leaving or part.is_lost or self._working.stopping.is_set():
+            if part.is_leaving or part.is_lost or self._reader.is_stopping:
                 return
 
     def _process(self, part: Part, messages: list[Message]) -> bool:
@@ -308,8 +300,7 @@ class Consumer:
         try:
             return sent.wait(_ANSWER_SECONDS + 2 * self.member.interval)
         except JobsError as error:
-            loop = self._working.name
-            telemetry.emit("loop.failed", loop=loop, error=error)
+            telemetry.emit("loop.failed", loop=f"claim {self.group}", error=error)
             return None
 
     def _look_again(self, part: Part) -> None:
@@ -334,7 +325,7 @@ class Consumer:
 
     def _call(self, records: list[Record]) -> BaseException | None:
         """Call the handler; return its error."""
-        with self._working.pulse.elsewhere():
+        with self._reader.pulse.elsewhere():
             try:
                 self._handle(records)
             # Nobody would notice a thread that had ended.

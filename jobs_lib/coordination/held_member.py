@@ -67,12 +67,12 @@ class HeldMember(GroupMember):
         self._leaving: deque[Partition] = deque()
         self._is_ending = False
 
-    def stop(self) -> None:
-        """Hand all partitions over, and end."""
+    def stop(self, timeout: float | None = None) -> None:
+        """Hand all partitions over, and end; wait for so many seconds at most."""
         self._stopping.set()
         if (holder := self._holder) is not None:
             holder.ask_to_stop()
-        super().stop()
+        super().stop(timeout)
 
     def may_oust(self, partition: Partition) -> bool:
         """Whether a partition was taken from a holder that had become stale."""

@@ -2,11 +2,13 @@
 
 All records that wait in memory are bounded in bytes. While they are full, nothing is
 polled. A partition that has more than its share is paused, so that the others go on.
+The thread that reads gives the turns, too.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
 from collections import defaultdict, deque
@@ -20,6 +22,8 @@ from jobs_lib.coordination.messages import Shared
 from jobs_lib.kafka.hand_reader import HandReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from confluent_kafka import Message
 
     from jobs_lib.coordination.part import Part
@@ -32,17 +36,20 @@ class Intake:
 
     Attributes:
         parts: by partition.
-        changed: guards it, and the parts; notified when there is more to do.
+        lock: guards it, and the parts: other threads add and remove them.
     """
 
-    def __init__(self, settings: Settings, group: str) -> None:
-        self.changed = threading.Condition()
+    def __init__(
+        self, settings: Settings, group: str, work: Callable[[], float]
+    ) -> None:
+        self.lock = threading.RLock()
         self.parts: dict[Shared, Part] = {}
-        self.reader = HandReader(settings, group)
+        self.reader = HandReader(settings, group, work)
         self._group = group
         self._most_bytes = settings.consumer_prefetch_bytes
         self._waiting_bytes = 0
-        self._is_full = False
+        self._unweighed: set[Part] = set()
+        """Those to which records have come since the last poll."""
         self._ready: deque[Part] = deque()
         """Those with something to do, each in its turn."""
         self._resting: list[tuple[float, int, Part]] = []
@@ -52,26 +59,21 @@ class Intake:
 
     def add(self, part: Part) -> None:
         """Add a partition; it is not read yet."""
-        with self.changed:
+        with self.lock:
             self.parts[part.shared] = part
             self._queue(part)
 
     def remove(self, part: Part) -> None:
         """Read a partition no more."""
-        with self.changed:
+        with self.lock:
             if self._has(part):
                 del self.parts[part.shared]
                 self._waiting_bytes -= part.waiting_bytes
                 self.reader.unassign(part.partition)
-            self.changed.notify_all()
 
-    def choose(self, wait: float) -> Part | None:
-        """Choose a partition with something to do, for a turn that :meth:`end` ends.
-
-        Args:
-            wait: the seconds to wait if there is none; it returns None then.
-        """
-        with self.changed:
+    def choose(self) -> Part | None:
+        """Choose a partition with something to do, for a turn that :meth:`end` ends."""
+        with self.lock:
             now = time.monotonic()
             while self._resting and self._resting[0][0] <= now:
                 self._ready.append(heapq.heappop(self._resting)[-1])
@@ -81,21 +83,27 @@ class Intake:
                 if part.has_work:
                     part.is_busy = True
                     return part
-            if self._resting:
-                wait = min(wait, self._resting[0][0] - now)
-            self.changed.wait(wait)
             return None
+
+    def find_rest(self) -> float:
+        """Find the seconds until a partition that waits may have its turn."""
+        with self.lock:
+            if self._ready:
+                return 0.0
+            if not self._resting:
+                return math.inf
+            return max(0.0, self._resting[0][0] - time.monotonic())
 
     def end(self, part: Part) -> bool:
         """End the turn of a partition; return whether it is to be let go."""
-        with self.changed:
+        with self.lock:
             part.is_busy = False
             self._queue(part)
             return part.is_leaving and not part.is_lost
 
     def begin(self, part: Part) -> None:
         """Read a partition from its position on, also if it was read before."""
-        with self.changed:
+        with self.lock:
             if not self._has(part):
                 return
             self._waiting_bytes -= part.waiting_bytes
@@ -105,12 +113,12 @@ class Intake:
 
     def peek(self, part: Part, most: int) -> list[Message]:
         """Return the first waiting records of a partition."""
-        with self.changed:
+        with self.lock:
             return part.peek(most)
 
     def drop(self, part: Part, before: int) -> None:
         """Drop the waiting records before an offset, and read on if few are left."""
-        with self.changed:
+        with self.lock:
             bytes_before = part.waiting_bytes
             part.drop(before)
             if part.waiting_bytes == bytes_before or not self._has(part):
@@ -119,8 +127,6 @@ class Intake:
             if part.is_paused and 2 * part.waiting_bytes < self._share:
                 part.is_paused = False
                 self.reader.begin(part.partition, part.next_fetch)
-            if self._is_full:
-                self.reader.poll_soon()
 
     @property
     def _share(self) -> int:
@@ -141,39 +147,40 @@ class Intake:
             heapq.heappush(self._resting, entry)
         else:
             self._ready.append(part)
-        self.changed.notify_all()
 
     # What the reader calls
 
     def has_room(self) -> bool:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
-        with self.changed:
-            self._is_full = self._waiting_bytes >= self._most_bytes
-            return not self._is_full
+        with self.lock:
+            self._weigh()
+            return self._waiting_bytes < self._most_bytes
 
     def received(self, messages: list[Message]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
         found: defaultdict[Any, list[Message]] = defaultdict(list)
         for message in messages:
             found[message.topic(), message.partition()].append(message)
-        with self.changed:
+        with self.lock:
             for partition, lot in found.items():
                 part = self.parts.get(Shared(self._group, *partition))
                 if part is not None and part.is_read and not part.is_standing:
-                    self._push(part, lot)
+                    part.push(lot)
+                    self._unweighed.add(part)
+                    self._queue(part)
 
-    def _push(self, part: Part, messages: list[Message]) -> None:
-        self._waiting_bytes -= part.waiting_bytes
-        part.push(messages)
-        self._waiting_bytes += part.waiting_bytes
-        if part.waiting_bytes >= self._share and not part.is_paused:
-            part.is_paused = True
-            self.reader.pause(part.partition)
-        self._queue(part)
+    def _weigh(self) -> None:
+        """Count what has come and still waits; most is handled before the next poll."""
+        unweighed, self._unweighed = self._unweighed, set()
+        for part in filter(self._has, unweighed):
+            self._waiting_bytes += part.weigh()
+            if part.waiting_bytes >= self._share and not part.is_paused:
+                part.is_paused = True
+                self.reader.pause(part.partition)
 
     def out_of_range(self, partition: Partition, start: int, end: int) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
-        with self.changed:
+        with self.lock:
             part = self.parts.get(Shared(self._group, *partition))
             if part is None or part.position is None:
                 return
@@ -187,7 +194,7 @@ class Intake:
     def lost(self, partitions: frozenset[Partition]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
         # The client has failed. Another one reads on.
-        with self.changed:
+        with self.lock:
             for partition in partitions:
                 part = self.parts.get(Shared(self._group, *partition))
                 if part is not None and part.is_begun:
@@ -196,7 +203,7 @@ class Intake:
     def begun(self, partition: Partition) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
         # What arrived before was asked for when the partition was held before.
-        with self.changed:
+        with self.lock:
             part = self.parts.get(Shared(self._group, *partition))
             if part is not None:
                 part.is_read = part.is_begun

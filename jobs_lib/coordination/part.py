@@ -29,7 +29,7 @@ class Part:
         self.position = position
         """Where the next batch begins; None for the oldest record there is."""
         self.waiting_bytes = 0
-        """Of all lots of which a record waits."""
+        """Of all weighed lots of which a record waits."""
         self.next_fetch: int | None = position
         """The offset behind the last record that arrived."""
         self.is_begun = False
@@ -49,7 +49,7 @@ class Part:
         self.failures = 0
         self.retry_at = 0.0
         self._lots: deque[tuple[list[Message], int]] = deque()
-        """Records with their bytes."""
+        """Records with their bytes; 0 until they are weighed."""
         self._first = 0
         """Which record of the first lot is the first that waits."""
 
@@ -84,9 +84,19 @@ class Part:
             if not messages:
                 return
         self.next_fetch = _find_offset(messages[-1]) + 1
-        size = count_bytes(messages)
-        self._lots.append((messages, size))
-        self.waiting_bytes += size
+        self._lots.append((messages, 0))
+
+    def weigh(self) -> int:
+        """Count the bytes of all that waits; return by how many these are more now."""
+        before = self.waiting_bytes
+        for number in range(len(self._lots) - 1, -1, -1):
+            messages, size = self._lots[number]
+            if size:
+                break
+            size = count_bytes(messages)
+            self._lots[number] = messages, size
+            self.waiting_bytes += size
+        return self.waiting_bytes - before
 
     def peek(self, count: int) -> list[Message]:
         """Return the first records that wait."""

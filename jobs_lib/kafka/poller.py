@@ -1,7 +1,8 @@
 """Poll a consumer in a thread of its own: read, pause and seek partitions.
 
-No handler and no database call runs in this thread. How partitions come and go is left
-to those who inherit: by a consumer group, or by hand.
+How partitions come and go is left to those who inherit: by a consumer group, or by
+hand. In a group's thread runs no handler and no database call: Kafka would give its
+partitions to others.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ class Poller:
         """Start the thread."""
         self._loop.start()
 
-    def stop(self) -> None:
-        """Release all partitions, and end."""
-        self._loop.stop()
+    def stop(self, timeout: float | None = None) -> None:
+        """Release all partitions, and end; wait for so many seconds at most."""
+        self._loop.stop(timeout)
 
     def begin(self, partition: Partition, offset: int | None) -> None:
         """Start to read an assigned partition from ``offset``.
@@ -195,16 +196,16 @@ class Poller:
             if not command(consumer):
                 self._commands.append(command)
 
-    def _poll_once(self, consumer: Consumer) -> None:
+    def _poll_once(self, consumer: Consumer, wait: float = POLL_SECONDS) -> None:
         self._obey(consumer)
         if not all(listener.has_room() for listener in self._listeners):
-            self._has_news.wait(POLL_SECONDS)
+            self._has_news.wait(wait)
             self._has_news.clear()
             return
         # poll() returns at the first record; consume() alone would wait for more
         # records until its timeout.
         try:
-            first = consumer.poll(POLL_SECONDS)
+            first = consumer.poll(wait)
             if first is None:
                 return
             messages = [first, *consumer.consume(_FETCH, 0)]

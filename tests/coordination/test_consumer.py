@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Message, Producer, TopicPartition
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
@@ -342,35 +344,87 @@ def test_a_release_waits_for_the_running_batch_and_hands_its_position_over(
     wait_for(lambda: len(first.records) + len(second.records) == 8)
 
 
-def test_many_waiting_records_are_bounded_and_all_are_handled(
-    log_topic, topic, publish, settings, wait_for
+def test_a_partition_that_cannot_go_on_has_bounded_records_and_others_go_on(
+    log_topic, topic, publish, settings, wait_for, heard
 ):
     log, data = log_topic(), topic(2)
     small = settings.model_copy(update={"consumer_prefetch_bytes": 1_048_576})
     for number in range(2):
         publish(data, 6_000, number)
-    handler = Handler()
-    handler.may_go.clear()
+    handled: dict[int, list[int]] = {0: [], 1: []}
+    may_go = threading.Event()
+
+    def handle(records) -> None:
+        if records[0].partition == 0 and not may_go.is_set():
+            raise ValueError("the mail server is away")
+        handled[records[0].partition] += [one.offset for one in records]
+
     consumer = Consumer(
         small,
         log=log,
         group=GROUP,
         client_id="a",
         topics=[data],
-        handle=handler,
+        handle=handle,
         batch=500,
         interval=INTERVAL,
+        retry=Retry(first=0.01, cap=0.05),
     )
     with consumer:
         parts = consumer._intake.parts
         wait_for(
-            lambda: any(part.is_paused for part in parts.values()),
+            lambda: any(part.is_paused for part in list(parts.values())),
             what="a partition is paused",
         )
+        wait_for(lambda: len(handled[1]) == 6_000, what="the other one goes on")
         assert sum(part.waiting_bytes for part in parts.values()) < 2_000_000
-        handler.may_go.set()
-        wait_for(lambda: len(handler.records) == 12_000, timeout=60)
-    assert sorted(handler.offsets()) == sorted([*range(6_000)] * 2)
+        may_go.set()
+        wait_for(lambda: len(handled[0]) == 6_000, timeout=60)
+    assert handled == {0: [*range(6_000)], 1: [*range(6_000)]}
+
+
+def test_partitions_have_their_turns_and_records_arrive_between(settings, monkeypatch):
+    now = 0.0
+    batches = []
+
+    def handle(records) -> None:
+        nonlocal now
+        now += 0.004
+        batches.append((records[0].partition, len(records)))
+
+    consumer = Consumer(
+        settings,
+        log="log",
+        group=GROUP,
+        client_id="a",
+        topics=["orders"],
+        handle=handle,
+        batch=2,
+    )
+    monkeypatch.setattr(consumer.member, "is_sure", lambda shared: True)
+    clock = SimpleNamespace(monotonic=lambda: now)
+    for module in ("consumer", "intake"):
+        monkeypatch.setattr(f"jobs_lib.coordination.{module}.time", clock)
+    for number in range(2):
+        consumer.taken(Shared(GROUP, "orders", number), 0)
+    consumer._work()
+    for number in range(2):
+        consumer._intake.begun(("orders", number))
+    consumer._intake.received(
+        [
+            Message(topic="orders", partition=number, offset=one, value=b"1")
+            for number in range(2)
+            for one in range(10)
+        ]
+    )
+    # Batches of a turn take ten milliseconds; then the thread reads again.
+    assert consumer._work() == 0.0
+    assert batches == [(0, 2)] * 3
+    assert consumer._work() == 0.0
+    assert batches == [(0, 2)] * 3 + [(1, 2)] * 3
+    consumer._work()
+    assert consumer._work() == math.inf
+    assert sorted(batches) == [(0, 2)] * 5 + [(1, 2)] * 5
 
 
 @pytest.mark.parametrize(

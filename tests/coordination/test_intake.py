@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -35,7 +36,7 @@ def offsets(part: Part) -> list[int | None]:
 
 
 def test_records_that_were_fetched_for_an_earlier_holding_are_dropped(settings):
-    intake = Intake(settings, GROUP)
+    intake = Intake(settings, GROUP, lambda: math.inf)
     first = take(intake, 0)
     intake.begun(PLACE)
     intake.received([make(one) for one in range(3)])
@@ -51,13 +52,14 @@ def test_records_that_were_fetched_for_an_earlier_holding_are_dropped(settings):
 
 
 def test_records_before_the_position_are_dropped_and_bytes_are_counted(settings):
-    intake = Intake(settings, GROUP)
+    intake = Intake(settings, GROUP, lambda: math.inf)
     part = take(intake, 4)
     intake.begun(PLACE)
     intake.received([make(one) for one in range(2, 8)])
     assert offsets(part) == [4, 5, 6, 7]
     intake.received([make(one) for one in range(6, 8)])
     assert offsets(part) == [4, 5, 6, 7]
+    assert intake.has_room()
     assert part.waiting_bytes == 4 * (len(b"k") + len(b"value") + 200)
     intake.drop(part, 6)
     assert (offsets(part), part.position) == ([6, 7], 6)
@@ -66,7 +68,7 @@ def test_records_before_the_position_are_dropped_and_bytes_are_counted(settings)
 
 
 def test_a_batch_goes_over_the_lots_in_which_its_records_came(settings):
-    intake = Intake(settings, GROUP)
+    intake = Intake(settings, GROUP, lambda: math.inf)
     part = take(intake, 0)
     intake.begun(PLACE)
     intake.received([make(one) for one in (0, 1, 2)])
@@ -83,14 +85,14 @@ def test_a_batch_goes_over_the_lots_in_which_its_records_came(settings):
 
 
 def test_each_partition_with_records_has_its_turn(settings):
-    intake = Intake(settings, GROUP)
+    intake = Intake(settings, GROUP, lambda: math.inf)
     parts = [take(intake, 0, number) for number in range(3)]
     for number in range(3):
         intake.begun(("orders", number))
     intake.received([make(one, number) for one in range(5) for number in (0, 2)])
     served = []
     for _ in range(6):
-        part = intake.choose(0)
+        part = intake.choose()
         assert part is not None
         served.append(part.shared.partition)
         intake.drop(part, (part.position or 0) + 1)
@@ -98,49 +100,51 @@ def test_each_partition_with_records_has_its_turn(settings):
     assert served == [0, 2] * 3
     # It has records again, and comes behind those that have waited.
     intake.received([make(one, 1) for one in range(2)])
-    part = intake.choose(0)
+    part = intake.choose()
     assert part is parts[0]
     # While it has its turn nobody else gets it, though more has come.
     intake.received([make(9)])
-    assert [intake.choose(0), intake.choose(0)] == [parts[2], parts[1]]
-    assert intake.choose(0) is None
+    assert [intake.choose(), intake.choose()] == [parts[2], parts[1]]
+    assert intake.choose() is None
 
 
 def test_a_partition_that_waits_has_no_turn_until_its_time(settings):
-    intake = Intake(settings, GROUP)
+    intake = Intake(settings, GROUP, lambda: math.inf)
     part = take(intake, 0)
     intake.begun(PLACE)
     intake.received([make(0)])
-    assert intake.choose(0) is part
+    assert intake.choose() is part
     part.retry_at = time.monotonic() + 0.05
     assert not intake.end(part)
-    assert intake.choose(0) is None
-    found = None
-    while found is None:
-        found = intake.choose(60)  # It returns when the time has come.
-    assert found is part
+    assert intake.choose() is None
+    assert 0 < intake.find_rest() <= 0.05
+    time.sleep(intake.find_rest())
+    assert intake.choose() is part
     assert time.monotonic() >= part.retry_at
+    part.is_leaving = True
+    assert intake.end(part)
+    assert intake.find_rest() == math.inf
 
 
 @pytest.mark.parametrize("over", ["is_lost", "is_leaving", "is_standing"])
 def test_a_partition_that_is_over_has_no_turn(settings, over):
-    intake = Intake(settings, GROUP)
+    intake = Intake(settings, GROUP, lambda: math.inf)
     part = take(intake, 0)
     intake.begun(PLACE)
     intake.received([make(0)])
     setattr(part, over, True)
-    assert intake.choose(0) is None
+    assert intake.choose() is None
 
 
 def test_what_has_left_is_not_read_and_its_bytes_make_room(settings):
     small = settings.model_copy(update={"consumer_prefetch_bytes": 1_000})
-    intake = Intake(small, GROUP)
+    intake = Intake(small, GROUP, lambda: math.inf)
     part, other = take(intake, 0), take(intake, 0, 1)
     for number in range(2):
         intake.begun(("orders", number))
     intake.received([make(one) for one in range(3)])
-    assert part.is_paused
     assert intake.has_room()
+    assert part.is_paused
     intake.received([make(one, 1) for one in range(3)])
     assert not intake.has_room()
     intake.drop(part, 3)
