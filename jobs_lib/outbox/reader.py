@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
 
-_BATCH_LIMIT = 100
-"""Rows of re-exports in one block: no burst is larger."""
+_LEAST_BATCH, _MOST_BATCH = 100, 1_000
+"""Between these is the limit of the rows of re-exports in a block."""
+_BLOCK_SECONDS = 0.1
+"""How long a block with them should take while live rows come, which wait for it."""
+_QUIET_SECONDS = 1.0
+"""When no live row has come for so long, none is expected."""
 _SPENT_SECONDS = 0.1
 """How long a re-export is passed over after its rate granted it too few records."""
 _SEARCH_SECONDS = 5.0
@@ -99,6 +104,9 @@ class Reader:
         self._heads: dict[tuple[str, int | None], Headers] = {}
         self._spent_until: dict[int, float] = {}
         self._rests_until: dict[int, float] = {}
+        self._batch_limit = _LEAST_BATCH
+        self._live_at = -math.inf
+        """When a live row was read last."""
         self._losses = Losses()
         self._versioned = {name for name, topic in topics.items() if topic.versioned}
         self._reported: set[str] = set()
@@ -112,6 +120,21 @@ class Reader:
             "owner": self._owner,
             "epoch": epoch,
         }
+
+    def pace(self, rows: int, seconds: float) -> None:
+        """Choose how many rows of re-exports the next block may have.
+
+        It has twice as many as the last one if that was full, and while live rows come
+        only as many as there is time for.
+
+        Args:
+            rows: of the last such block.
+            seconds: that it took, from the read to the delete.
+        """
+        wanted = 2 * rows if rows >= self._batch_limit else rows
+        if time.monotonic() < self._live_at + _QUIET_SECONDS:
+            wanted = min(wanted, int(rows * _BLOCK_SECONDS / max(seconds, 0.001)))
+        self._batch_limit = max(_LEAST_BATCH, min(wanted, _MOST_BATCH))
 
     def rests(self, shard: int) -> bool:
         """Whether no row of a re-export in a shard could be sent a moment ago."""
@@ -149,6 +172,8 @@ class Reader:
                 prepare=True,
                 binary=True,
             ).fetchall()
+            if live:
+                self._live_at = time.monotonic()
             fitting = self._fit(connection, shard, live)
             heads = {topic: self._head(topic, None) for topic in {*map(TOPIC, fitting)}}
             self._report_tombstones(fitting, heads.keys())
@@ -171,7 +196,7 @@ class Reader:
         """Add as many rows of re-exports to a block as their rates allow."""
         given = {
             **parameters,
-            "limit": _BATCH_LIMIT,
+            "limit": self._batch_limit,
             "spent": int_array(self._find_spent()),
         }
 

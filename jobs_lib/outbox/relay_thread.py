@@ -265,6 +265,7 @@ class RelayThread:
     def _relay_block(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int
     ) -> bool:
+        began = time.monotonic()
         block = self._reader.read(
             connection,
             shard,
@@ -283,6 +284,8 @@ class RelayThread:
         if block.refusals or block.behind:
             self._hold(connection, shard, epoch, block)
         _emit("block.deleted", shard, block)
+        if block.reexports:
+            self._reader.pace(len(block.done[0]), time.monotonic() - began)
         return True
 
     def _send(

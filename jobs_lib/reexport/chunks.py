@@ -50,6 +50,8 @@ class _Room:
     left: int
     """Keys that are loaded and not yet sent."""
     rate: int
+    measured: float | None
+    """The records of the last minute; None if that is not known yet."""
 
 
 class ChunkExporter:
@@ -107,7 +109,7 @@ class ChunkExporter:
         ).fetchone()
         if found is None:
             raise Discard(f"the re-export {reexport} is no longer in the table")
-        entity, topic, state, rate, left, shards = found
+        entity, topic, state, rate, left, shards, measured = found
         if state in ("cancelled", "finished"):
             return
         with self._lock:
@@ -117,7 +119,8 @@ class ChunkExporter:
                 rows = -1
                 if state != "paused":
                     rows = allowed - _count(connection, queries, reexport, allowed)
-                room = _Room(time.monotonic() + _COUNT_EVERY, rows, left, rate)
+                until = time.monotonic() + _COUNT_EVERY
+                room = _Room(until, rows, left, rate, measured)
                 if len(self._rooms) > 100:
                     self._rooms.clear()
                 self._rooms[known] = room
@@ -145,14 +148,25 @@ def allowed_rows(rate: int, chunk: int) -> int:
     return max(2 * chunk, min(OUTBOX_ROWS, rate * OUTBOX_SECONDS // 60))
 
 
-def snooze_bound(left: int, rate: int) -> float:
+def snooze_bound(left: int, rate: int, measured: float | None = None) -> float:
     """Return the longest sleep of a chunk job, with ``left`` keys before the end.
 
     It is a quarter of the time that is left. So about eight sleeping jobs wake up for
     each one that may write, however many there are. A change that makes the end come
     sooner must wake them: see :func:`wake_chunks`.
+
+    Args:
+        left: the keys.
+        rate: records a minute.
+        measured: the records of the last minute. If the relays cannot reach the rate,
+            the end comes later. But they may be faster soon, as after a pause: then the
+            rows in the outbox last until jobs wake up.
     """
-    return min(_LONGEST_DELAY, max(2 * _SHORTEST_SNOOZE, left * 60 / rate / 4))
+    seconds = left * 60 / rate / 4
+    if measured is not None and measured < rate:
+        later = left * 60 / measured / 4 if measured else _LONGEST_DELAY
+        seconds = max(seconds, min(later, OUTBOX_SECONDS))
+    return min(_LONGEST_DELAY, max(2 * _SHORTEST_SNOOZE, seconds))
 
 
 def choose_due(left: int, rate: int, chunk: int, now: datetime) -> datetime | None:
@@ -218,7 +232,8 @@ def stale_handler(
 
 
 def _snooze(room: _Room) -> Snooze:
-    seconds = random.uniform(_SHORTEST_SNOOZE, snooze_bound(room.left, room.rate))
+    bound = snooze_bound(room.left, room.rate, room.measured)
+    seconds = random.uniform(_SHORTEST_SNOOZE, bound)
     if room.rows < 0:
         return Snooze(seconds, "the re-export is paused")
     return RateLimited(

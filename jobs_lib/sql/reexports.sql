@@ -196,7 +196,8 @@ select
     -- No entity has this name. So a relay of an earlier release, which knows no staged
     -- states, keeps the rows back: it would send the table's.
     case x.source when 'frame' then x.entity || ' of a DataFrame' else x.entity end,
-    x.topic, x.state, x.rate, x.total - x.sent - x.superseded, i.shards
+    x.topic, x.state, x.rate, x.total - x.sent - x.superseded, i.shards,
+    {schema}.measure_sent(x.marks, x.sent)
 from {schema}.reexports x cross join {schema}.installation i
 where x.id = %(reexport)s
 

@@ -223,3 +223,22 @@ def test_about_ten_seconds_wait_in_the_outbox(rate, rows):
 )
 def test_jobs_sleep_longer_the_more_there_are(left, seconds):
     assert snooze_bound(left, 6_000) == seconds
+
+
+@pytest.mark.parametrize(
+    ("left", "measured", "seconds"),
+    [
+        # The relays send a tenth of the rate: the end comes ten times as late.
+        (1_000, 600, 10),
+        (400, 600, 10),
+        (200, 600, 5),
+        # They are as fast as they should be, or nobody knows.
+        (1_000, 6_000, 2.5),
+        (1_000, None, 2.5),
+        # They sent nothing, as after a pause. The rows in the outbox last for so long.
+        (1_000, 0, 10),
+        (2_000_000, 0, 5_000),
+    ],
+)
+def test_jobs_sleep_longer_where_the_rate_cannot_be_reached(left, measured, seconds):
+    assert snooze_bound(left, 6_000, measured) == seconds
