@@ -1,8 +1,10 @@
 """The partitions of a group whose records are read, and the order of their turns.
 
 All records that wait in memory are bounded in bytes. While they are full, nothing is
-polled. A partition that has more than its share is paused, so that the others go on.
-The thread that reads gives the turns, too.
+polled. If they stay full, the partitions that have more than their share are paused,
+and let go what is above it, so that the others go on. To pause throws away what Kafka's
+client has fetched: it is done as rarely as that. The thread that reads gives the turns,
+too.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
 
+_FULL_SECONDS = 0.5
+"""How long nothing is polled before partitions are paused."""
+
 
 class Intake:
     """The held partitions of a group, with their waiting records.
@@ -47,9 +52,12 @@ class Intake:
         self.reader = HandReader(settings, group, work)
         self._group = group
         self._most_bytes = settings.consumer_prefetch_bytes
-        self._waiting_bytes = 0
+        self._flowing_bytes = 0
+        """Of the waiting records of all partitions that are not paused."""
+        self._full_since: float | None = None
         self._unweighed: set[Part] = set()
-        """Those to which records have come since the last poll."""
+        """Those to which records have come since the last poll: most are handled before
+        the next one, and never counted."""
         self._ready: deque[Part] = deque()
         """Those with something to do, each in its turn."""
         self._resting: list[tuple[float, int, Part]] = []
@@ -68,7 +76,7 @@ class Intake:
         with self.lock:
             if self._has(part):
                 del self.parts[part.shared]
-                self._waiting_bytes -= part.waiting_bytes
+                self._flowing_bytes -= part.flowing_bytes
                 self.reader.unassign(part.partition)
 
     def choose(self) -> Part | None:
@@ -106,7 +114,7 @@ class Intake:
         with self.lock:
             if not self._has(part):
                 return
-            self._waiting_bytes -= part.waiting_bytes
+            self._flowing_bytes -= part.flowing_bytes
             part.begin()
             at = OFFSET_BEGINNING if part.position is None else part.position
             self.reader.assign(part.partition, at)
@@ -119,14 +127,14 @@ class Intake:
     def drop(self, part: Part, before: int) -> None:
         """Drop the waiting records before an offset, and read on if few are left."""
         with self.lock:
-            bytes_before = part.waiting_bytes
+            flowed = part.flowing_bytes
             part.drop(before)
-            if part.waiting_bytes == bytes_before or not self._has(part):
+            if not self._has(part):
                 return
-            self._waiting_bytes -= bytes_before - part.waiting_bytes
             if part.is_paused and 2 * part.waiting_bytes < self._share:
                 part.is_paused = False
                 self.reader.begin(part.partition, part.next_fetch)
+            self._flowing_bytes += part.flowing_bytes - flowed
 
     @property
     def _share(self) -> int:
@@ -153,8 +161,26 @@ class Intake:
     def has_room(self) -> bool:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
         with self.lock:
-            self._weigh()
-            return self._waiting_bytes < self._most_bytes
+            for part in filter(self._has, self._unweighed):
+                flowed = part.flowing_bytes
+                part.weigh()
+                self._flowing_bytes += part.flowing_bytes - flowed
+            self._unweighed.clear()
+            if self._flowing_bytes < self._most_bytes:
+                self._full_since = None
+                return True
+            now = time.monotonic()
+            if self._full_since is None:
+                self._full_since = now
+            if now < self._full_since + _FULL_SECONDS:
+                return False
+            self._full_since = None
+            for part in self.parts.values():
+                if not part.is_paused and part.waiting_bytes >= self._share:
+                    self._flowing_bytes -= part.flowing_bytes
+                    part.pause(self._share)
+                    self.reader.pause(part.partition)
+            return True
 
     def received(self, messages: list[Message]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
@@ -168,15 +194,6 @@ class Intake:
                     part.push(lot)
                     self._unweighed.add(part)
                     self._queue(part)
-
-    def _weigh(self) -> None:
-        """Count what has come and still waits; most is handled before the next poll."""
-        unweighed, self._unweighed = self._unweighed, set()
-        for part in filter(self._has, unweighed):
-            self._waiting_bytes += part.weigh()
-            if part.waiting_bytes >= self._share and not part.is_paused:
-                part.is_paused = True
-                self.reader.pause(part.partition)
 
     def out_of_range(self, partition: Partition, start: int, end: int) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""

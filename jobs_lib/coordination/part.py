@@ -64,6 +64,11 @@ class Part:
         return self.shared.origin
 
     @property
+    def flowing_bytes(self) -> int:
+        """The bytes that wait if more may come, and else 0."""
+        return 0 if self.is_paused else self.waiting_bytes
+
+    @property
     def has_work(self) -> bool:
         """Whether there is something to do in its turn."""
         is_over = self.is_standing or self.is_leaving or self.is_lost
@@ -86,9 +91,17 @@ class Part:
         self.next_fetch = _find_offset(messages[-1]) + 1
         self._lots.append((messages, 0))
 
-    def weigh(self) -> int:
-        """Count the bytes of all that waits; return by how many these are more now."""
-        before = self.waiting_bytes
+    def pause(self, most: int) -> None:
+        """Take no more records, and let those go that are above so many bytes."""
+        # What is on its way lies behind those that are let go.
+        self.is_paused, self.is_read = True, False
+        while self.waiting_bytes > most and len(self._lots) > 1:
+            messages, size = self._lots.pop()
+            self.waiting_bytes -= size
+            self.next_fetch = _find_offset(messages[0])
+
+    def weigh(self) -> None:
+        """Count the bytes of all that waits."""
         for number in range(len(self._lots) - 1, -1, -1):
             messages, size = self._lots[number]
             if size:
@@ -96,7 +109,6 @@ class Part:
             size = count_bytes(messages)
             self._lots[number] = messages, size
             self.waiting_bytes += size
-        return self.waiting_bytes - before
 
     def peek(self, count: int) -> list[Message]:
         """Return the first records that wait."""
@@ -112,6 +124,7 @@ class Part:
     def drop(self, before: int) -> None:
         """Drop the waiting records before an offset, which is the position now."""
         self.position = before
+        self.next_fetch = max(before, self.next_fetch or 0)
         while self._lots:
             messages, size = self._lots[0]
             if _find_offset(messages[-1]) >= before:

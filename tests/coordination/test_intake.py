@@ -136,19 +136,40 @@ def test_a_partition_that_is_over_has_no_turn(settings, over):
     assert intake.choose() is None
 
 
-def test_what_has_left_is_not_read_and_its_bytes_make_room(settings):
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """The time of the intake."""
+    clock = Clock()
+    monkeypatch.setattr("jobs_lib.coordination.intake.time", clock)
+    return clock
+
+
+def make_small(settings) -> Intake:
+    """Make an intake that is full with five of these records."""
     small = settings.model_copy(update={"consumer_prefetch_bytes": 1_000})
-    intake = Intake(small, GROUP, lambda: math.inf)
+    return Intake(small, GROUP, lambda: math.inf)
+
+
+def test_what_has_left_makes_room_and_is_not_read(settings, clock):
+    intake = make_small(settings)
     part, other = take(intake, 0), take(intake, 0, 1)
     for number in range(2):
         intake.begun(("orders", number))
     intake.received([make(one) for one in range(3)])
     assert intake.has_room()
-    assert part.is_paused
     intake.received([make(one, 1) for one in range(3)])
     assert not intake.has_room()
     intake.drop(part, 3)
-    assert not part.is_paused
     assert intake.has_room()
     intake.received([make(one) for one in range(3, 6)])
     intake.remove(part)
@@ -159,7 +180,77 @@ def test_what_has_left_is_not_read_and_its_bytes_make_room(settings):
     assert len(intake.reader._commands) == told
     intake.received([make(one, 1) for one in range(3, 5)])
     assert not intake.has_room()
-    intake.remove(part)
     intake.remove(other)
     assert intake.has_room()
     assert not intake.parts
+
+
+def test_a_partition_that_cannot_go_on_leaves_room_for_later_ones(settings, clock):
+    intake = make_small(settings)
+    stuck = take(intake, 0)
+    intake.begun(PLACE)
+    for first in range(0, 6, 2):
+        intake.received([make(one) for one in (first, first + 1)])
+    assert not intake.has_room()
+    # It has all the room, since it was the only one. Now another one comes.
+    other = take(intake, 0, 1)
+    intake.begun(("orders", 1))
+    clock.now += 0.4
+    assert not intake.has_room()
+    clock.now += 0.2
+    assert intake.has_room()
+    assert (stuck.is_paused, other.is_paused) == (True, False)
+    assert stuck.waiting_bytes <= 500
+    assert offsets(stuck) == [0, 1]
+    # What was on its way lies behind what it has let go.
+    intake.received([make(one) for one in (6, 7)])
+    assert offsets(stuck) == [0, 1]
+    intake.received([make(one, 1) for one in range(4)])
+    assert intake.has_room()
+    assert offsets(other) == [0, 1, 2, 3]
+    # It goes on, and is read from the first record that it has let go.
+    told = len(intake.reader._commands)
+    intake.drop(stuck, 2)
+    assert (stuck.is_paused, stuck.next_fetch) == (False, 2)
+    assert len(intake.reader._commands) == told + 1
+    intake.received([make(8)])
+    assert offsets(stuck) == []
+    intake.begun(PLACE)
+    intake.received([make(one) for one in range(2, 6)])
+    assert offsets(stuck) == [2, 3, 4, 5]
+    # The bytes of both count again.
+    assert not intake.has_room()
+
+
+def test_a_partition_is_paused_only_while_all_are_full_for_long(settings, clock):
+    intake = make_small(settings)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    for first in (0, 5):
+        intake.received([make(one) for one in range(first, first + 5)])
+        assert not intake.has_room()
+        clock.now += 0.4
+        intake.drop(part, first + 5)
+        assert intake.has_room()
+    assert not part.is_paused
+    # One lot is kept, however large it is.
+    intake.received([make(one) for one in range(10, 20)])
+    assert not intake.has_room()
+    clock.now += 0.6
+    assert intake.has_room()
+    assert part.is_paused
+    assert offsets(part) == [*range(10, 20)]
+
+
+def test_a_position_that_was_told_is_where_reading_goes_on(settings, clock):
+    intake = make_small(settings)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    for first in (0, 5):
+        intake.received([make(one) for one in range(first, first + 5)])
+    assert not intake.has_room()
+    clock.now += 0.6
+    assert intake.has_room()
+    assert (part.is_paused, part.next_fetch) == (True, 5)
+    intake.drop(part, 8)
+    assert (part.is_paused, part.next_fetch) == (False, 8)
