@@ -24,6 +24,7 @@ from jobs_lib.coordination.messages import (
 )
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError
+from tests.support.waiting import linger
 
 INTERVAL = 0.5
 WAIT = 30.0
@@ -381,6 +382,38 @@ def test_a_partition_that_cannot_go_on_has_bounded_records_and_others_go_on(
         may_go.set()
         wait_for(lambda: len(handled[0]) == 6_000, timeout=60)
     assert handled == {0: [*range(6_000)], 1: [*range(6_000)]}
+
+
+def test_a_handler_may_take_longer_than_a_groups_member_may_not_poll(
+    log_topic, topic, publish, settings, wait_for
+):
+    data = topic(2)
+    limits = {"max.poll.interval.ms": "6000"}
+    patient = settings.model_copy(
+        update={"kafka": settings.kafka | limits, "session_timeout": 6.0}
+    )
+    handled: list[tuple[int, int]] = []
+
+    def handle(records) -> None:
+        if not handled:
+            linger(8)  # The thread that polls waits, too, and leaves no group by that.
+        handled.extend((one.partition, one.offset) for one in records)
+
+    publish(data, 3)
+    with Consumer(
+        patient,
+        log=log_topic(),
+        group=GROUP,
+        client_id="a",
+        topics=[data],
+        handle=handle,
+        interval=INTERVAL,
+    ) as consumer:
+        wait_for(lambda: len(handled) == 3, what="the long batch ends")
+        publish(data, 3, 1)
+        wait_for(lambda: len(handled) == 6, what="the others are read")
+        assert consumer.member.error is None
+    assert sorted(handled) == [(part, one) for part in (0, 1) for one in range(3)]
 
 
 def test_partitions_have_their_turns_and_records_arrive_between(settings, monkeypatch):
