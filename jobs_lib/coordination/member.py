@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jobs_lib.coordination.messages import Message
-    from jobs_lib.coordination.shares import Part
+    from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
 
 BEATS = 3
@@ -78,7 +78,7 @@ class Member(Holdings):
         listener: HoldListener,
         interval: float = 10.0,
         topics_every: float = _TOPICS_EVERY,
-        parts: Callable[[], Iterable[Part]] | None = None,
+        parts: Callable[[], Iterable[Partition]] | None = None,
     ) -> None:
         """Check what is given; no connection is made yet.
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from jobs_lib.coordination.messages import Message, Sender
     from jobs_lib.coordination.world import World
+    from jobs_lib.kafka.poller import Partition
 
-Part = tuple[str, int]
-"""A topic and the number of a partition."""
 Run = tuple[str, str]
 """A client, and an instance of it."""
 
@@ -143,8 +142,8 @@ def find_share(client_id: str, members: Sequence[str], parts: int) -> int:
 
 
 def order_parts(
-    client_id: str, members: Sequence[str], parts: Sequence[Part]
-) -> list[Part]:
+    client_id: str, members: Sequence[str], parts: Sequence[Partition]
+) -> list[Partition]:
     """Order partitions so that members, who all want some, begin with other ones."""
     ordered = sorted({*members, client_id})
     own, count = ordered.index(client_id), len(ordered)

@@ -11,11 +11,11 @@ from jobs_lib.loop import Loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from jobs_lib.coordination.shares import Part
+    from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
 
 
-def find_partitions(settings: Settings, topics: Collection[str]) -> list[Part]:
+def find_partitions(settings: Settings, topics: Collection[str]) -> list[Partition]:
     """Find all partitions of topics.
 
     Raises:
@@ -43,11 +43,11 @@ class Topics:
     def __init__(
         self,
         group: str,
-        find: Callable[[], Iterable[Part]],
+        find: Callable[[], Iterable[Partition]],
         every: float,
         looked: Callable[[], object],
     ) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[Partition] = []
         """All partitions, sorted."""
         self._find = find
         self._every = every

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from jobs_lib.coordination.world import Entry, World
+    from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
-
-Part = tuple[str, int]
-"""A topic and the number of a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +217,7 @@ def _describe_unclaimed(shared: Shared) -> SharedPart:
     return SharedPart(*shared, None, None, None, None, None, "free", None)
 
 
-def _read_ends(settings: Settings, topics: set[str]) -> dict[Part, int]:
+def _read_ends(settings: Settings, topics: set[str]) -> dict[Partition, int]:
     """Read the ends of topics; those that Kafka does not show are left out."""
     if not topics:
         return {}
