@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.consuming.consumer import Consumer
@@ -55,6 +56,52 @@ class Part(Protocol):
 
     def stop(self) -> object:
         """Stop it, and wait until it has ended."""
+
+
+class Together:
+    """Parts of one kind: they start one after the other, and stop at the same time.
+
+    So a service with many groups leaves them within the time of the slowest one.
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = list(parts)
+        self._started: list[Part] = []
+
+    def start(self) -> None:
+        """Start all; after an error none runs any more."""
+        try:
+            for part in self._parts:
+                part.start()
+                self._started.append(part)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all, and wait; the first error is raised once all have ended."""
+        errors: list[BaseException] = []
+
+        def stop(part: Part) -> None:
+            try:
+                part.stop()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = []
+        while self._started:
+            part = self._started.pop()
+            thread = Thread(target=stop, args=[part], name="jobs_lib stop", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                stop(part)  # The interpreter is at its end, and starts none.
+            else:
+                threads.append(thread)
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
 
 
 class Worker(Part, Protocol):

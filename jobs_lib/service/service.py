@@ -30,7 +30,7 @@ from jobs_lib.reexport.lag import LagWatch
 from jobs_lib.service.filling import Filling
 from jobs_lib.service.limits import ProcessLimits, tune_memory
 from jobs_lib.service.maintenance import Maintenance
-from jobs_lib.service.parts import PartMaker
+from jobs_lib.service.parts import PartMaker, Together
 from jobs_lib.service.preparation import (
     PARTS,
     can_reach_kafka,
@@ -210,7 +210,6 @@ class Service:
             )
         if relays:
             owners.append(maker.make_relay(shards))
-        # The relay's worker ends last, because others may still write to the outbox.
         self._owners = owners[::-1]
         ticks = executes and bool(self.app.schedules)
         for part in self._list_parts(ticks=ticks, relays=relays):
@@ -260,10 +259,16 @@ class Service:
             yield self.positions
         if self._dependencies is not None:
             yield self._dependencies
-        yield from [owner.worker for owner in self._owners]
-        yield from [owner.ownership for owner in self._owners]
-        yield from [owner.member for owner in self._owners if owner.member is not None]
-        yield from self._transactors
+        # The relay ends last, because the others may still write to the outbox.
+        relay = self._owners[:1] if relays else []
+        others = self._owners[len(relay) :]
+        yield from [owner.worker for owner in relay]
+        yield Together(owner.worker for owner in others)
+        yield from [owner.ownership for owner in relay]
+        yield Together(owner.ownership for owner in others)
+        members = [owner.member for owner in self._owners]
+        yield Together(member for member in members if member is not None)
+        yield Together(self._transactors)
         if relays and self.app.entities:
             yield LagWatch(self.database, self.settings)
         if ticks:

@@ -238,6 +238,31 @@ def test_a_service_that_has_stopped_leaves_nothing_open(
     )
 
 
+def test_a_service_leaves_all_its_groups_at_the_same_time(
+    database_url, bootstrap_servers, topic, monkeypatch
+):
+    home = topic(1)
+    app = make_app(database_url, home=home, kafka_bootstrap_servers=bootstrap_servers)
+    for name in "abc":
+
+        @app.consumer(home, group=f"{home}-{name}")
+        def handle(record, connection) -> None: ...
+
+    # It opens only if each member is stopped while the others are, too.
+    barrier, left = threading.Barrier(3), []
+    leave = GroupMember.stop
+
+    def stop(self: GroupMember, timeout: float | None = None) -> None:
+        barrier.wait(60)
+        leave(self, timeout)
+        left.append(self.group)
+
+    monkeypatch.setattr(GroupMember, "stop", stop)
+    with running(app, "consumers"):
+        assert not left
+    assert sorted(left) == [f"{home}-{name}" for name in "abc"]
+
+
 @pytest.mark.guarantee("O2", "FJ19")
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
