@@ -15,6 +15,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from jobs_lib.consuming.progress import get_offset
+from jobs_lib.kafka.fullness import Fullness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.progress import Progress
     from jobs_lib.kafka.member import GroupMember, Partition
 
-_FULL_SECONDS = 0.5
-"""How long the queues may be full before slow partitions are paused. Meanwhile news of
-the group wait."""
 _TURN_SECONDS = 0.5
 """How long a partition may wait for its turn while others have larger blocks."""
 _WAIT_SECONDS = 0.1
@@ -52,21 +50,16 @@ class Queues:
         self.changed = threading.Condition()
         self._member = member
         self._prefetch_bytes = prefetch_bytes
-        self._full_since: float | None = None
+        self._fullness = Fullness(prefetch_bytes)
 
     def has_room(self) -> bool:
         """Whether more records may wait; pauses those that have been slow for long."""
         with self.changed:
             flowing = [one for one in self.partitions.values() if not one.paused]
-            if sum(one.waiting_bytes for one in flowing) < self._prefetch_bytes:
-                self._full_since = None
-                return True
-            now = time.monotonic()
-            if self._full_since is None:
-                self._full_since = now
-            if now < self._full_since + _FULL_SECONDS:
-                return False
-            self._full_since = None
+            waiting = sum(one.waiting_bytes for one in flowing)
+            # While they are full, news of the group wait, too.
+            if not self._fullness.lasts(waiting):
+                return waiting < self._prefetch_bytes
             for progress in flowing:
                 if progress.waiting_bytes >= self._share:
                     progress.paused, progress.reading = True, False

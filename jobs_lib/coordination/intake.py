@@ -21,6 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING
 
 from jobs_lib import telemetry
 from jobs_lib.coordination.messages import Shared
+from jobs_lib.kafka.fullness import Fullness
 from jobs_lib.kafka.hand_reader import HandReader
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from jobs_lib.coordination.part import Part
     from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
-
-_FULL_SECONDS = 0.5
-"""How long nothing is polled before partitions are paused."""
 
 
 class Intake:
@@ -54,7 +52,7 @@ class Intake:
         self._most_bytes = settings.consumer_prefetch_bytes
         self._flowing_bytes = 0
         """Of the waiting records of all partitions that are not paused."""
-        self._full_since: float | None = None
+        self._fullness = Fullness(self._most_bytes)
         self._unweighed: set[Part] = set()
         """Those to which records have come since the last poll: most are handled before
         the next one, and never counted."""
@@ -166,15 +164,8 @@ class Intake:
                 part.weigh()
                 self._flowing_bytes += part.flowing_bytes - flowed
             self._unweighed.clear()
-            if self._flowing_bytes < self._most_bytes:
-                self._full_since = None
-                return True
-            now = time.monotonic()
-            if self._full_since is None:
-                self._full_since = now
-            if now < self._full_since + _FULL_SECONDS:
-                return False
-            self._full_since = None
+            if not self._fullness.lasts(self._flowing_bytes):
+                return self._flowing_bytes < self._most_bytes
             for part in self.parts.values():
                 if not part.is_paused and part.waiting_bytes >= self._share:
                     self._flowing_bytes -= part.flowing_bytes

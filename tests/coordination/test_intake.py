@@ -150,7 +150,8 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """The time of the intake."""
     clock = Clock()
-    monkeypatch.setattr("jobs_lib.coordination.intake.time", clock)
+    for module in ("coordination.intake", "kafka.fullness"):
+        monkeypatch.setattr(f"jobs_lib.{module}.time", clock)
     return clock
 
 
