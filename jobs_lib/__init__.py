@@ -172,12 +172,13 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # pytest loads this package in each of its runs: it loads nothing more by itself.
+    from jobs_lib.lazy import import_name
+
     try:
         if name == "App" and not _finds_libpq():
             importlib.import_module("psycopg")  # fails, and says where it has looked
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        return import_name(__name__, _MODULES, name)
     except ImportError as error:
         if "no pq wrapper" in str(error):
             error.add_note(
@@ -185,8 +186,6 @@ def __getattr__(name: str) -> Any:
                 "install it on the system (Debian: libpq5)"
             )
         raise
-    value = globals()[name] = getattr(module, name)
-    return value
 
 
 def _finds_libpq() -> bool:
