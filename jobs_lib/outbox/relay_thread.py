@@ -280,12 +280,12 @@ class RelayThread:
         if block.outgoing:
             self._send(connection, shard, epoch, block)
             _emit("block.produced", shard, block)
-        self._delete(connection, shard, epoch, block)
+        rows = self._delete(connection, shard, epoch, block)
         if block.refusals or block.behind:
             self._hold(connection, shard, epoch, block)
         _emit("block.deleted", shard, block)
         if block.reexports:
-            self._reader.pace(len(block.done[0]), time.monotonic() - began)
+            self._reader.pace(rows, time.monotonic() - began)
         return True
 
     def _send(
@@ -310,10 +310,11 @@ class RelayThread:
         shard: int,
         epoch: int,
         block: Block,
-    ) -> None:
+    ) -> int:
+        """Delete what has left or is dropped; return how many rows these were."""
         ids, places = block.done
         if not ids:
-            return
+            return 0
         values = {
             **self._fence(shard, epoch),
             "places": TidArray(places),
@@ -329,6 +330,7 @@ class RelayThread:
                 f"{len(ids) - deleted} of {len(ids)} rows of shard {shard} were not "
                 "there to delete: another relay has taken it over"
             )
+        return len(ids)
 
     def _delete_rows(
         self,
