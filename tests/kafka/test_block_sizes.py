@@ -8,6 +8,7 @@ import pytest
 
 from jobs_lib import reexport, telemetry
 from tests.support.apps import make_app, running
+from tests.support.reexports import write_reexport
 
 pytestmark = [pytest.mark.expects("fenced"), pytest.mark.timeout(300)]
 
@@ -43,17 +44,7 @@ def send_all(
             return dict.fromkeys(keys, 1)
 
         app.entity(states, source="items", key="id")(load)
-        (number,) = admin.execute(
-            "insert into jobs_lib.reexports (entity, topic, state, rate, total)"
-            " values ('items', %s, 'running', %s, %s) returning id",
-            (states.name, rate, count),
-        ).fetchone()
-        admin.execute(
-            "insert into jobs_lib.outbox (shard, class, topic, key, entity, cause,"
-            " reexport_id) select %s, 1, %s, 'batch-' || n, 'items', 'reexport', %s"
-            " from generate_series(1, %s) n",
-            (SHARD, states.name, number, count),
-        )
+        write_reexport(admin, states.name, "items", count, rate=rate, first=SHARD)
         if live:
             with connect() as connection:
                 states.send(connection, key="live", value=1)

@@ -9,6 +9,7 @@ import pytest
 from jobs_lib import reexport
 from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
+from tests.support.reexports import write_reexport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,19 +44,16 @@ def write(admin, warehouse) -> Callable[..., int]:
     (states,) = warehouse.topics.values()
 
     def write(name: str, rows: int, shards: int, *, state="running", rate=1) -> int:
-        (number,) = admin.execute(
-            "insert into jobs_lib.reexports (entity, topic, state, rate, total)"
-            " values (%s, %s, %s, %s, %s) returning id",
-            (name, states.name, state, rate, rows),
-        ).fetchone()
-        admin.execute(
-            "insert into jobs_lib.outbox"
-            " (shard, class, topic, key, entity, cause, reexport_id)"
-            " select n %% %s, 1, %s, %s || n, %s, 'reexport', %s"
-            " from generate_series(1, %s) n",
-            (shards, states.name, f"{name}-", name, number, rows),
+        return write_reexport(
+            admin,
+            states.name,
+            name,
+            rows,
+            rate=rate,
+            shards=shards,
+            state=state,
+            keys=name,
         )
-        return int(number)
 
     return write
 

@@ -8,6 +8,7 @@ from jobs_lib import reexport
 from jobs_lib.partitioner import choose_shard
 from tests.support.apps import make_app, running
 from tests.support.records import read_topic
+from tests.support.reexports import write_reexport
 
 pytestmark = [pytest.mark.expects("fenced"), pytest.mark.timeout(300)]
 
@@ -39,16 +40,14 @@ def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
     shard = choose_shard(states.name, "live-0", 16)
     keys = [f"live-{n}" for n in range(400)]
     keys = [key for key in keys if choose_shard(states.name, key, 16) == shard]
-    (number,) = admin.execute(
-        "insert into jobs_lib.reexports (entity, topic, state, rate, total)"
-        " values ('items', %s, 'running', 10000000, %s) returning id",
-        (states.name, ROWS),
-    ).fetchone()
-    admin.execute(
-        "insert into jobs_lib.outbox (shard, class, topic, key, entity, cause,"
-        " reexport_id) select (%s + n %% %s) %% 16, 1, %s, 'batch-' || n, 'items',"
-        " 'reexport', %s from generate_series(1, %s) n",
-        (shard, shards, states.name, number, ROWS),
+    write_reexport(
+        admin,
+        states.name,
+        "items",
+        ROWS,
+        rate=10_000_000,
+        first=shard,
+        shards=shards,
     )
     committed: dict[str, int] = {}
     with running(app, "relay"), connect() as connection:
