@@ -28,11 +28,26 @@ def write_reexport(
         " values (%s, %s, %s, %s, %s) returning id",
         (entity, topic, state, rate, rows),
     ).fetchone()
-    admin.execute(
+    add_rows(admin, number, topic, entity, rows, first=first, shards=shards, keys=keys)
+    return int(number)
+
+
+def add_rows(
+    connection: Any,
+    reexport: int,
+    topic: str,
+    entity: str,
+    rows: int,
+    *,
+    first: int = 0,
+    shards: int = 1,
+    keys: str = "batch",
+) -> None:
+    """Write rows of a re-export that runs, in so many shards from ``first`` on."""
+    connection.execute(
         "insert into jobs_lib.outbox"
         " (shard, class, topic, key, entity, cause, reexport_id)"
         " select (%s + n %% %s) %% %s, 1, %s, %s || n, %s, 'reexport', %s"
         " from generate_series(1, %s) n",
-        (first, shards, SHARDS, topic, f"{keys}-", entity, number, rows),
+        (first, shards, SHARDS, topic, f"{keys}-", entity, reexport, rows),
     )
-    return int(number)
