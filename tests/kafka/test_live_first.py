@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from jobs_lib import reexport
@@ -33,9 +35,15 @@ def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
     monkeypatch.setattr("jobs_lib.outbox.reader._MOST_BATCH", BLOCK)
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     states = app.topic(topic(1), value=int, compacted=True)
-    app.entity(states, source="items", key="id")(
-        lambda _connection, keys: dict.fromkeys(keys, 1)
-    )
+    met = threading.Event()
+
+    def load(_connection, keys):
+        # The re-export is not over before the first of the live ones.
+        if reexport.status(database, "items").sent >= ROWS // 2:
+            met.wait(120)
+        return dict.fromkeys(keys, 1)
+
+    app.entity(states, source="items", key="id")(load)
     # The rows lie in the shard of the live ones, or in all.
     shard = choose_shard(states.name, "live-0", 16)
     keys = [f"live-{n}" for n in range(400)]
@@ -63,6 +71,7 @@ def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
             connection.commit()
             # What is deleted by now had left before.
             committed[key] = reexport.status(database, "items").sent
+            met.set()
         wait_for(
             lambda: reexport.status(database, "items").state == "finished",
             timeout=120,
@@ -73,5 +82,4 @@ def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
         ahead = [one for one in sent[: sent.index(key)] if one.startswith("batch-")]
         # The block under way, and one that was read just before the commit.
         assert len(ahead) - before <= 2 * BLOCK, key
-    # They met: it was not over before the first of them.
-    assert min(committed.values()) < ROWS - 10 * BLOCK
+    assert min(committed.values()) <= ROWS // 2 + BLOCK
