@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _POLL_SECONDS = 0.01
+_KILL_SECONDS = 10
+"""Within this time a killed process ends, even one with much memory."""
 
 # $1 is the signal, $2 the folder to remove. The watchdog is in the server's process
 # group, so the kernel gives the server's number to no other process while it waits. If
@@ -168,24 +170,29 @@ class ServerProcess:
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end, `seconds` at most; return whether it has ended."""
-        deadline = time.monotonic() + seconds
-        while self.alive():
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
+        if not _await(lambda: not self.alive(), seconds):
+            return False
         self._release()
         return True
 
     def kill(self) -> None:
-        """SIGKILL it and all its children, as if the machine lost power."""
+        """SIGKILL it and all its children, as if the machine lost power.
+
+        It returns when all have ended: PostgreSQL does not start while a child of the
+        last server is in its shared memory.
+        """
         # Pause it first, so that it cannot start more children between the two steps.
         self.signal(signal.SIGSTOP)
         self._release()
-        for pid in children_of(self.pid) if self.alive() else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.signal(signal.SIGKILL)
-        self.wait(10)
+        _await(lambda: not self.alive() or _is_paused(self.pid))
+        children = [
+            ServerProcess(pid, start_of(pid) or "")
+            for pid in (children_of(self.pid) if self.alive() else ())
+        ]
+        for process in (*children, self):
+            process.signal(signal.SIGKILL)
+        for process in (*children, self):
+            process.wait(_KILL_SECONDS)
 
     def _release(self) -> None:
         if self._pipe is not None:
@@ -212,6 +219,22 @@ def exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _await(condition: Callable[[], bool], seconds: float = _KILL_SECONDS) -> bool:
+    """Wait for a condition, and return whether it came true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _is_paused(pid: int) -> bool:
+    """Whether it was stopped by a signal; true on systems that do not say it."""
+    fields = _stat(pid)
+    return fields is None or fields[0] in "Tt"
 
 
 def children_of(pid: int) -> list[int]:
