@@ -22,10 +22,10 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own. tests/support/order.py gives the
-# order in which the files start.
-SHARED = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
-SHARED += ["--no-loadscope-reorder"]
+# Each process has a PostgreSQL and a Kafka of its own, and waits for a third of its
+# time. tests/support/order.py gives the order in which the files start.
+PROCESSES = min(6, max(2, (os.cpu_count() or 1) * 3 // 2))
+SHARED = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 # Files whose subject does not depend on the server.
 WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]
