@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from jobs_lib.executor.claiming.polling import Poller
     from jobs_lib.executor.settling.settler import Settler
 
+_QUIET_STEP = 0.5
+"""Seconds between two looks at the jobs that a stop waits for."""
+
 
 class Commands:
     """Commands of other threads, which the dispatcher's thread runs between rounds."""
@@ -95,6 +98,8 @@ class HandOver:
         unfinished: list[int] = []
         self._quiescing = True
         claimer = self._claimer
+        # At once: the dispatcher may be waiting for the database.
+        claimer.stop_claiming(claimer.cursors.copy())
 
         def begin() -> None:
             # Jobs that a forced stop interrupts must not lose an attempt.
@@ -111,7 +116,12 @@ class HandOver:
                 quiet.set()
 
         def wait() -> list[int]:
-            quiet.wait(max(0.0, deadline - time.monotonic()) + 1.0)
+            # A dispatcher that cannot reach the database holds up a stop only if jobs
+            # run, or their outcomes are to be written.
+            while not quiet.wait(_QUIET_STEP) and time.monotonic() < deadline + 1.0:
+                flying = claimer.in_flight.jobs.copy().values()
+                if not any(job.started for job in flying):
+                    return []
             return unfinished
 
         self._commands.add(begin)

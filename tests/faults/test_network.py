@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from jobs_lib import Rate, exponential
+from jobs_lib.service.service import Service
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
@@ -234,3 +235,30 @@ def test_a_query_that_fails_before_the_handler_costs_no_attempt(
         proxy.release()
         wait_for(lambda: count(url) == 0, timeout=40, what="all have run")
     assert attempts(url) == {("completed", 1)}
+
+
+@pytest.mark.expects("loop.failed", "fenced")
+@pytest.mark.guarantee("FP19")
+def test_a_stop_waits_for_no_answer_of_the_database_when_no_job_runs(
+    url, proxy, wait_for, monkeypatch
+):
+    monkeypatch.setattr("jobs_lib.postgres.database._CONNECT_WITHIN", 2)
+    app = make_app(
+        proxy.url(url), database_timeout=1, stale_after=60, shutdown_timeout=3_600
+    )
+
+    @app.job()
+    def work(job) -> None: ...
+
+    service = Service(app, ["executor"])
+    service.start()
+    try:
+        with heard("loop.failed") as failed:
+            proxy.hold()
+            wait_for(
+                lambda: any(fields["loop"] == "executor" for _, fields in failed),
+                what="the database is missed",
+            )
+    finally:
+        # If it waited, the test's own limit of time would end it.
+        assert service.stop()
