@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 from typing import TYPE_CHECKING, Any, cast
 
-from jobs_lib import telemetry
-from jobs_lib.masking import describe
 from jobs_lib.outbox.block import (
     BATCH,
     ENTITY,
@@ -16,7 +12,6 @@ from jobs_lib.outbox.block import (
     LIVE,
     SIZE,
     TOPIC,
-    VALUE,
     BatchRows,
     Block,
     Headers,
@@ -25,11 +20,11 @@ from jobs_lib.outbox.block import (
     Refusal,
     make_record,
 )
-from jobs_lib.outbox.losses import Losses
-from jobs_lib.outbox.staged import OF_FRAME, fill_in_staged
+from jobs_lib.outbox.pace import BatchPace
+from jobs_lib.outbox.staged import OF_FRAME
 from jobs_lib.outbox.starts import Start
-from jobs_lib.outbox.topic import Gone, read_version
-from jobs_lib.postgres.database import plain_errors
+from jobs_lib.outbox.states import States
+from jobs_lib.outbox.unversioned import Unversioned
 from jobs_lib.postgres.values import int_array, text_array
 
 if TYPE_CHECKING:
@@ -42,16 +37,6 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
 
-_LEAST_BATCH, _MOST_BATCH = 100, 1_000
-"""Between these is the limit of the rows of re-exports in a block."""
-_BLOCK_SECONDS = 0.1
-"""How long a block with them should take while live rows come, which wait for it."""
-_QUIET_SECONDS = 1.0
-"""When no live row has come for so long, none is expected."""
-_SPENT_SECONDS = 0.1
-"""How long a re-export is passed over after its rate granted it too few records."""
-_SEARCH_SECONDS = 5.0
-"""Time for the search for the keys of a block whose states cannot be loaded."""
 _HEADS = 1_000
 """Cached headers, one entry for each topic and re-export."""
 _BYTES = 8 * 2**20
@@ -71,6 +56,9 @@ class Reader:
         entities: by name; they load the states of id-only rows.
         topics: by name; they say which rows are merged or settle, and encode values.
         source: the service's name in the headers of records.
+
+    Attributes:
+        pace: how many rows of re-exports a block may have, and when they wait.
     """
 
     def __init__(
@@ -86,7 +74,6 @@ class Reader:
         self._database = database
         self._owner = owner
         self._limit = limit
-        self._entities = entities
         self._topics = topics
         self._source = source
         self._merging = {name for name, topic in topics.items() if topic.merge}
@@ -102,15 +89,15 @@ class Reader:
             n: t.encoder for n, t in topics.items() if t.encoder.labels_rows
         }
         self._heads: dict[tuple[str, int | None], Headers] = {}
-        self._spent_until: dict[int, float] = {}
-        self._rests_until: dict[int, float] = {}
-        self._batch_limit = _LEAST_BATCH
-        self._live_at = -math.inf
-        """When a live row was read last."""
-        self._losses = Losses()
-        self._versioned = {name for name, topic in topics.items() if topic.versioned}
-        self._reported: set[str] = set()
-        """Versioned topics for which a tombstone without a version was reported."""
+        self.pace = BatchPace()
+        self._unversioned = Unversioned(topics)
+        self._states = States(
+            database.queries,
+            entities=entities,
+            topics=topics,
+            source=source,
+            unversioned=self._unversioned,
+        )
 
     def own(self, shard: int, epoch: int) -> dict[str, Any]:
         """The parameters that name the shard, its owner and its epoch."""
@@ -120,25 +107,6 @@ class Reader:
             "owner": self._owner,
             "epoch": epoch,
         }
-
-    def pace(self, rows: int, seconds: float) -> None:
-        """Choose how many rows of re-exports the next block may have.
-
-        It has twice as many as the last one if that was full, and while live rows come
-        only as many as there is time for.
-
-        Args:
-            rows: of the last such block.
-            seconds: that it took, from the read to the delete.
-        """
-        wanted = 2 * rows if rows >= self._batch_limit else rows
-        if time.monotonic() < self._live_at + _QUIET_SECONDS:
-            wanted = min(wanted, int(rows * _BLOCK_SECONDS / max(seconds, 0.001)))
-        self._batch_limit = max(_LEAST_BATCH, min(wanted, _MOST_BATCH))
-
-    def rests(self, shard: int) -> bool:
-        """Whether no row of a re-export in a shard could be sent a moment ago."""
-        return self._rests_until.get(shard, 0.0) > time.monotonic()
 
     def read(
         self,
@@ -173,16 +141,16 @@ class Reader:
                 binary=True,
             ).fetchall()
             if live:
-                self._live_at = time.monotonic()
+                self.pace.note_live()
             fitting = self._fit(connection, shard, live)
             heads = {topic: self._head(topic, None) for topic in {*map(TOPIC, fitting)}}
-            self._report_tombstones(fitting, heads.keys())
+            self._unversioned.report_tombstones(fitting, heads.keys())
             if self._are_plain(fitting, heads.keys()):
                 block.outgoing = PlainRows(fitting, heads)
             else:
                 self._add_live(connection, block, fitting, heads)
         has_room = len(fitting) == len(live) < self._limit
-        if batch and has_room and not self.rests(shard):
+        if batch and has_room and not self.pace.rests(shard):
             parameters["batch_from"] = start.batch
             self._read_batch(connection, block, parameters)
         return block
@@ -196,8 +164,8 @@ class Reader:
         """Add as many rows of re-exports to a block as their rates allow."""
         given = {
             **parameters,
-            "limit": self._batch_limit,
-            "spent": int_array(self._find_spent()),
+            "limit": self.pace.limit,
+            "spent": int_array(self.pace.find_spent()),
         }
 
         def read() -> list[BatchRow]:
@@ -217,7 +185,7 @@ class Reader:
         }
         if not (any(allowed.values()) or found.held or found.dropped):
             # Live rows of other shards would wait while this is asked again and again.
-            self._rests_until[block.shard] = time.monotonic() + _SPENT_SECONDS
+            self.pace.rest(block.shard)
             return
         # Then read again, in one snapshot with the states: a row with a newer live row
         # by now must be dropped.
@@ -251,7 +219,7 @@ class Reader:
                 if of_table:
                     for record in block.records:
                         record.of_table = of_table
-                    self._drop_unversioned(block, block.records)
+                    self._unversioned.drop(block, block.records)
         return block
 
     def _fit(
@@ -336,7 +304,9 @@ class Reader:
                 records[number] = record
         if self._checked:
             self._check(block)
-        self._load(connection, block, [one for one in block.records if one.entity])
+        self._states.load(
+            connection, block, [one for one in block.records if one.entity]
+        )
 
     def _check(self, block: Block) -> None:
         """Refuse values that no consumer of their topic could read."""
@@ -400,137 +370,8 @@ class Reader:
                 last[topic, key] = record
             records += last.values()
         block.records.extend(records)
-        self._load(connection, block, records)
-        self._drop_unversioned(block, [one for one in records if one.of_table])
-
-    def _load(
-        self,
-        connection: psycopg.Connection[Any],
-        block: Block,
-        records: list[OutboxRecord],
-    ) -> None:
-        """Fill in the current states of entities, and those that are staged."""
-        refusals: list[Refusal] = []
-        until = time.monotonic() + _SEARCH_SECONDS
-        by_entity: dict[str, list[OutboxRecord]] = {}
-        staged = [record for record in records if record.staged is not None]
-        if staged:
-            block.drop(fill_in_staged(connection, self._database.queries, staged))
-        for record in records:
-            if record.staged is not None:
-                continue
-            by_entity.setdefault(record.entity or "", []).append(record)
-        for name, of_entity in by_entity.items():
-            entity = self._entities.get(name)
-            if entity is None:
-                error = (
-                    f"the entity {name!r} is not declared by the service "
-                    f"{self._source!r}: relay its rows with the one that does"
-                )
-                refusals += _refuse_keys(of_entity, error)
-            elif why_not := self._losses.why_not(name, retried=block.retried):
-                refusals += _refuse_keys(of_entity, why_not)
-            else:
-                refusals += self._load_states(
-                    connection, block.shard, entity, of_entity, until
-                )
-                self._losses.clear(block.shard, name)
-        if refusals:
-            refused = {(one.record.topic, one.record.key) for one in refusals}
-            kept = [r for r in block.records if (r.topic, r.key) not in refused]
-            block.keep(kept, refusals)
-
-    def _load_states(
-        self,
-        connection: psycopg.Connection[Any],
-        shard: int,
-        entity: Entity,
-        records: list[OutboxRecord],
-        until: float,
-    ) -> list[Refusal]:
-        """Fill in the states of one entity; return a refusal for each key that fails.
-
-        Failing keys are found by halving, until ``until``: each call of the loader may
-        wait for the loader's own timeout, and all shards of this thread wait with it.
-        """
-        keys = [*dict.fromkeys(cast("str", record.key) for record in records)]
-        began = time.monotonic()
-        try:
-            # A savepoint: if a statement of the loader fails, the snapshot stays.
-            with connection.transaction(), plain_errors():
-                states = entity.load_states(connection, keys)
-            for record in records:
-                self._fill_in(record, states.get(cast("str", record.key)))
-            return []
-        # Application code may raise anything, and perhaps for one key only.
-        except BaseException as error:
-            if connection.closed:
-                self._losses.note(shard, entity.name, error, time.monotonic() - began)
-                raise
-            if len(keys) == 1 or time.monotonic() > until:
-                return _refuse_keys(records, describe(error))
-        half = {*keys[: len(keys) // 2]}
-        parts = (
-            [record for record in records if record.key in half],
-            [record for record in records if record.key not in half],
-        )
-        return [
-            refusal
-            for part in parts
-            for refusal in self._load_states(connection, shard, entity, part, until)
-        ]
-
-    def _fill_in(self, record: OutboxRecord, state: Any) -> None:
-        """Give the record the entity's state, or make it a tombstone if it is gone."""
-        record.value = None
-        topic = self._topics[record.topic]
-        if state is None or isinstance(state, Gone):
-            # The loader's version counts before the row's: it was read later. A row of
-            # a re-export has the version that the topic's newest record asks for.
-            if state is not None:
-                wanted = record.version if record.row_class == BATCH else None
-                known = state.version
-                record.version = known if wanted is None else max(known, wanted)
-            elif record.version is None:
-                self._report_unversioned(record.topic, record.entity, record.row_id)
-            return
-        record.value = topic.encode(state)
-        if topic.encoder.labels_rows:
-            label = {"content-type": topic.encoder.content_type}
-            record.more = label | dict(record.more or {})
-        # The version in the row is for a tombstone, so the state's own replaces it.
-        record.version = read_version(state)
-
-    def _drop_unversioned(self, block: Block, found: Iterable[OutboxRecord]) -> None:
-        """Drop tombstones of a re-export that have no version.
-
-        Consumers would use the offset as the version, and might then refuse the states
-        of a key that comes back. They lose nothing: the deletion itself was a row, too.
-        """
-        block.drop(
-            record
-            for record in found
-            if record.value is None
-            and record.version is None
-            and record.topic in self._versioned
-        )
-
-    def _report_tombstones(self, rows: list[LiveRow], topics: Set[str]) -> None:
-        """Report versioned topics that get a tombstone without a version."""
-        # Most blocks hold no null, so their rows are not searched one by one.
-        unreported = self._versioned - self._reported
-        if unreported.isdisjoint(topics) or None not in map(VALUE, rows):
-            return
-        for row_id, _, topic, _, value, _, version, entity, _, held, _ in rows:
-            # The value of a held row may not have been read, and an entity's tombstone
-            # gets its version only when its state is read.
-            if value is None and version is None and not (entity or held):
-                self._report_unversioned(topic, None, row_id)
-
-    def _report_unversioned(self, topic: str, entity: str | None, row_id: int) -> None:
-        if topic in self._versioned and topic not in self._reported:
-            self._reported.add(topic)
-            telemetry.emit("version.missing", topic=topic, entity=entity, row=row_id)
+        self._states.load(connection, block, records)
+        self._unversioned.drop(block, [one for one in records if one.of_table])
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """The headers that a topic's records share, by CloudEvents' Kafka binding."""
@@ -555,15 +396,6 @@ class Reader:
             self._heads[topic, reexport_id] = head
         return head
 
-    def _find_spent(self) -> list[int]:
-        """Re-exports whose rate allows no record yet."""
-        now = time.monotonic()
-        # Iterate over a copy: the relay threads share it.
-        for reexport_id, until in [*self._spent_until.items()]:
-            if until <= now:
-                self._spent_until.pop(reexport_id, None)
-        return [*self._spent_until]
-
     def _take_records(
         self, connection: psycopg.Connection[Any], reexport_id: int, wanted: int
     ) -> int:
@@ -575,13 +407,5 @@ class Reader:
         ).fetchone()
         allowed = cast("tuple[int]", row)[0]
         if allowed < wanted:
-            self._spent_until[reexport_id] = time.monotonic() + _SPENT_SECONDS
+            self.pace.spend(reexport_id)
         return allowed
-
-
-def _refuse_keys(records: list[OutboxRecord], error: str) -> list[Refusal]:
-    """Refuse the first record of each key."""
-    first: dict[str | None, OutboxRecord] = {}
-    for record in records:
-        first.setdefault(record.key, record)
-    return [Refusal(record, error) for record in first.values()]

@@ -227,7 +227,7 @@ class RelayThread:
             (
                 row
                 for row in pending
-                if self._starts.has_live(row[0]) or not self._reader.rests(row[0])
+                if self._starts.has_live(row[0]) or not self._reader.pace.rests(row[0])
             ),
             key=rank,
         )
@@ -285,7 +285,7 @@ class RelayThread:
             self._hold(connection, shard, epoch, block)
         _emit("block.deleted", shard, block)
         if block.reexports:
-            self._reader.pace(rows, time.monotonic() - began)
+            self._reader.pace.note_block(rows, time.monotonic() - began)
         return True
 
     def _send(

@@ -32,7 +32,7 @@ def test_a_live_record_waits_for_one_block_of_a_re_export_at_most(
 ):
     # One thread sends all shards, so their blocks leave one after the other.
     monkeypatch.setattr("jobs_lib.outbox.relay.SENDERS", 1)
-    monkeypatch.setattr("jobs_lib.outbox.reader._MOST_BATCH", BLOCK)
+    monkeypatch.setattr("jobs_lib.outbox.pace._MOST_BATCH", BLOCK)
     app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
     states = app.topic(topic(1), value=int, compacted=True)
     met = threading.Event()

@@ -79,7 +79,7 @@ def test_a_loader_with_a_failing_database_holds_its_own_keys_alone(
 def test_a_loader_that_always_fails_is_not_asked_for_each_key(
     app, declare, topic, admin, connect, wait_for, monkeypatch
 ):
-    monkeypatch.setattr("jobs_lib.outbox.reader._SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr("jobs_lib.outbox.states._SEARCH_SECONDS", 0.0)
     asked: list[int] = []
 
     def load(connection, keys: list[str]) -> dict[str, Any]:

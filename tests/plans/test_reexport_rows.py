@@ -7,6 +7,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from jobs_lib.outbox.pace import BatchPace
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.starts import Start
 from tests.plans.test_plans import Plans, count_pages, show_pages
@@ -32,7 +33,7 @@ def reader(database, admin, monkeypatch):
 
     It passes a re-export that has spent its rate over until the test lets it go on.
     """
-    monkeypatch.setattr("jobs_lib.outbox.reader._SPENT_SECONDS", 3600.0)
+    monkeypatch.setattr("jobs_lib.outbox.pace._SPENT_SECONDS", 3600.0)
     own_shards(admin, OWNER, [0])
     admin.execute("alter table jobs_lib.outbox set (autovacuum_enabled = off)")
     for number, state, rate in (
@@ -77,7 +78,7 @@ def test_rows_of_a_paused_re_export_are_not_read(
 
     def read() -> tuple[int, int, int]:
         """Count the pages of two blocks, of a count of rows, and of a poll."""
-        reader._spent_until.clear()
+        reader.pace = BatchPace()
         admin.execute("update jobs_lib.reexports set refilled_at = 'epoch'")
         with plans.told(generic=generic) as told:
             first, second = (reader.read(connection, 0, 1) for _ in range(2))
