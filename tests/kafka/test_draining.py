@@ -1,0 +1,122 @@
+"""After a fault, what waited drains: the consumer's lag, the jobs and the outbox."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.apps import count, heard, make_app, running
+from tests.support.proxy import Proxy
+from tests.support.records import produce, read_committed, read_topic
+
+if TYPE_CHECKING:
+    from jobs_lib import Job
+
+RECORDS = 50
+"""Before, during and after each fault."""
+PARTITIONS = 2
+QUICK: dict[str, Any] = {
+    "database_timeout": 1,
+    "heartbeat_interval": 0.5,
+    "session_timeout": 6,
+}
+
+
+@pytest.fixture
+def database_proxy(database_url):
+    """A proxy before the database."""
+    with Proxy.before(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def chain(database_url, database_proxy, own_broker):
+    """A service behind proxies: a record makes a job, and the job an event.
+
+    It is given as the app, the topic of records, that of events, and the job.
+    """
+    source, target = (own_broker.create(PARTITIONS) for _ in range(2))
+    app = make_app(
+        database_proxy.url(database_url),
+        home=source,
+        kafka_bootstrap_servers=own_broker.proxied,
+        **QUICK,
+    )
+    events = app.topic(target, value=int)
+
+    @app.job(group="key")
+    def publish(job: Job, key: str, n: int) -> None:
+        with job.transaction() as connection:
+            events.send(connection, key=key, value=n)
+
+    @app.consumer(source, group=f"{source}-g", value=int)
+    def handle(record, connection) -> None:
+        publish.enqueue(connection, key=record.key, n=record.value)
+
+    return app, source, target, publish
+
+
+@pytest.mark.guarantee("I37")
+@pytest.mark.timeout(400)
+@pytest.mark.expects("loop.failed", "fenced")
+def test_after_each_fault_of_a_server_lag_jobs_and_outbox_come_to_nothing(
+    chain, own_broker, database_proxy, connect, admin, wait_for
+):
+    app, source, target, publish = chain
+    servers = own_broker.bootstrap_servers
+    numbers = itertools.count()
+    produced = 0
+
+    def write() -> None:
+        """Produce records, past the proxy."""
+        nonlocal produced
+        found = list(itertools.islice(numbers, RECORDS))
+        produce(servers, source, [(f"k{n % 7}", n) for n in found])
+        produced += RECORDS
+
+    def find_waiting() -> dict[str, int]:
+        done = read_committed(servers, f"{source}-g", source) or {}
+        return {
+            "lag": produced - sum(done.values()),
+            "jobs": count(admin, "jobs"),
+            "outbox": count(admin, "outbox"),
+        }
+
+    def lose_kafka() -> None:
+        own_broker.proxy.hold()
+        with connect() as connection:
+            publish.enqueue(connection, key="held", n=next(numbers))
+        wait_for(
+            lambda: count(admin, "outbox where key = 'held'") > 0,
+            timeout=60,
+            what="a row of the outbox waits",
+        )
+        write()
+        own_broker.proxy.release()
+
+    def kill_kafka() -> None:
+        with own_broker.down(), connect() as connection:
+            publish.enqueue(connection, key="held", n=next(numbers))
+
+    def lose_database() -> None:
+        with heard("loop.failed") as failed:
+            database_proxy.hold()
+            write()
+            wait_for(lambda: failed, timeout=60, what="the database is missed")
+        database_proxy.release()
+
+    with running(app):
+        for fault in (lose_kafka, kill_kafka, lose_database):
+            write()
+            fault()
+            write()
+            wait_for(
+                lambda: not any(find_waiting().values()),
+                timeout=90,
+                what=lambda fault=fault: f"all drains: {fault} {find_waiting()}",
+            )
+    found = Counter(record.json for record in read_topic(servers, target))
+    assert found == Counter(range(next(numbers)))
