@@ -168,7 +168,8 @@ def _may_be_job(
         return parameter.name in _JOB
     while isinstance(hint, str):
         try:
-            hint = eval(hint, {**getattr(function, "__globals__", {}), **names})
+            # The text is an annotation in the app's own source.
+            hint = eval(hint, {**getattr(function, "__globals__", {}), **names})  # noqa: S307
         except Exception:  # imported for type checkers only
             return hint.rpartition(".")[2] not in {"str", "int", "float", "bytes"}
     return hint in (Any, object) or (
