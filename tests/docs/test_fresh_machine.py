@@ -36,8 +36,9 @@ def test_make_test_needs_python_and_make_only(tmp_path):
             "HOME": str(home),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             # Continuous integration runs all tests; here it is enough that the run
-            # works.
-            "PYTEST_ADDOPTS": "tests/unit tests/plans --deselect=tests/integration",
+            # works. It is made twice if an older PostgreSQL is installed, which may
+            # choose other plans.
+            "PYTEST_ADDOPTS": "tests/unit --deselect=tests/integration",
         },
     )
     assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-3_000:]

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("binary", "avro", "django", "otel", "metrics", "devstack", "testing")
+EXTRAS = ("binary", "avro", "django", "otel", "metrics", "devstack", "testing", "web")
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: The tests below also need these, in any version that fits the others.
 TOOLS = ["hatchling", "hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
 TOOLS += ["sqlalchemy[asyncio]", "asyncpg", "avro", "psycopg2-binary", "trustme"]
+TOOLS += ["httpx", "numpy"]
 TESTS = ["tests/unit", "tests/security/test_values.py"]
 TESTS += [
     f"tests/integration/test_{name}.py"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    NewPartitions,
+    OffsetSpec,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.waiting import wait_for
@@ -60,14 +63,22 @@ def make_anew(admin: AdminClient, name: str, partitions: int) -> None:
 
 
 def _await_partitions(admin: AdminClient, name: str, partitions: int) -> None:
+    places = [TopicPartition(name, number) for number in range(partitions)]
+
     def ready() -> bool:
         topic = admin.list_topics(name, timeout=_REQUEST_SECONDS).topics[name]
         leaders = [part.leader for part in topic.partitions.values()]
-        return len(leaders) == partitions and min(leaders) >= 0
+        return len(leaders) == partitions and min(leaders) >= 0 and answers()
+
+    def answers() -> bool:
+        # A broker names itself leader of a new partition before it acts as one.
+        asked = dict.fromkeys(places, OffsetSpec.latest())
+        ends = admin.list_offsets(asked, request_timeout=_REQUEST_SECONDS)
+        return all(end.exception() is None for end in ends.values())
 
     wait_for(
         ready,
-        timeout=60,
+        timeout=120,
         what=f"topic {name} has {partitions} partitions with leaders",
     )
 
