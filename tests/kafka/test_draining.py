@@ -11,6 +11,7 @@ import pytest
 from tests.support.apps import count, heard, make_app, running
 from tests.support.proxy import Proxy
 from tests.support.records import produce, read_committed, read_topic
+from tests.support.waiting import linger
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -36,7 +37,7 @@ def database_proxy(database_url):
 def chain(database_url, database_proxy, own_broker):
     """A service behind proxies: a record makes a job, and the job an event.
 
-    It is given as the app, the topic of records, that of events, and the job.
+    It is given as the app, the topic of records, and that of events.
     """
     source, target = (own_broker.create(PARTITIONS) for _ in range(2))
     app = make_app(
@@ -56,7 +57,7 @@ def chain(database_url, database_proxy, own_broker):
     def handle(record, connection) -> None:
         publish.enqueue(connection, key=record.key, n=record.value)
 
-    return app, source, target, publish
+    return app, source, events
 
 
 @pytest.mark.guarantee("I37")
@@ -65,7 +66,7 @@ def chain(database_url, database_proxy, own_broker):
 def test_after_each_fault_of_a_server_lag_jobs_and_outbox_come_to_nothing(
     chain, own_broker, database_proxy, connect, admin, wait_for
 ):
-    app, source, target, publish = chain
+    app, source, events = chain
     servers = own_broker.bootstrap_servers
     numbers = itertools.count()
     produced = 0
@@ -85,21 +86,29 @@ def test_after_each_fault_of_a_server_lag_jobs_and_outbox_come_to_nothing(
             "outbox": count(admin, "outbox"),
         }
 
+    def await_nothing(since: str) -> None:
+        wait_for(
+            lambda: not any(find_waiting().values()),
+            timeout=120,
+            what=lambda: f"all drains {since}: {find_waiting()}",
+        )
+
+    def send() -> None:
+        """Send an event that cannot leave now."""
+        with connect() as connection:
+            events.send(connection, key="held", value=next(numbers))
+
     def lose_kafka() -> None:
         own_broker.proxy.hold()
-        with connect() as connection:
-            publish.enqueue(connection, key="held", n=next(numbers))
-        wait_for(
-            lambda: count(admin, "outbox where key = 'held'") > 0,
-            timeout=60,
-            what="a row of the outbox waits",
-        )
+        send()
         write()
+        linger(2.0)
+        assert count(admin, "outbox where key = 'held'") == 1
         own_broker.proxy.release()
 
     def kill_kafka() -> None:
-        with own_broker.down(), connect() as connection:
-            publish.enqueue(connection, key="held", n=next(numbers))
+        with own_broker.down():
+            send()
 
     def lose_database() -> None:
         with heard("loop.failed") as failed:
@@ -109,14 +118,12 @@ def test_after_each_fault_of_a_server_lag_jobs_and_outbox_come_to_nothing(
         database_proxy.release()
 
     with running(app):
+        write()
+        await_nothing("at the beginning")
         for fault in (lose_kafka, kill_kafka, lose_database):
             write()
             fault()
             write()
-            wait_for(
-                lambda: not any(find_waiting().values()),
-                timeout=90,
-                what=lambda fault=fault: f"all drains: {fault} {find_waiting()}",
-            )
-    found = Counter(record.json for record in read_topic(servers, target))
+            await_nothing(f"after {fault.__name__}")
+    found = Counter(record.json for record in read_topic(servers, events.name))
     assert found == Counter(range(next(numbers)))
