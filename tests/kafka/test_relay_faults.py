@@ -269,7 +269,7 @@ def test_a_live_row_leaves_in_the_next_block_despite_a_re_export_backlog(
                 "things",
                 3_000,
                 first=shard,
-                keys=f"{key}-",
+                keys=key,
             )
             row_id = things.send(connection, key=key, value=1)
             connection.commit()
