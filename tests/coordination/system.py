@@ -74,6 +74,8 @@ class Members:
     """Whether the records of a sender are appended in its order."""
     unread: int = 1
     """How many records about a partition a member sends before it reads one back."""
+    alone: bool = False
+    """Whether a member reads a record back before it sends one about any partition."""
     crashes: int = 0
     """How many processes are killed at most."""
     rules: Rules = REAL
@@ -124,6 +126,9 @@ class Members:
                     yield self._read(state, at, number)
                 for partition in range(self.partitions):
                     for name, done, acted in self._act(state, run, partition):
+                        sends = len(acted.queue) > len(run.queue)
+                        if self.alone and sends and (run.queue or run.inbox):
+                            continue
                         reached = replace_run(state, at, number, acted)
                         yield name, reached._replace(done=done)
 
