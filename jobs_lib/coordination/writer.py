@@ -114,6 +114,8 @@ class Writer:
         self._acknowledged = acknowledged
         self._failed = failed
         self._producer = self._make()
+        self._broken: list[Producer] = []
+        """Producers that send nothing more, and have not told all of it yet."""
         self._loop = Loop(f"send {topic}", self._serve)
 
     def start(self) -> None:
@@ -157,16 +159,33 @@ class Writer:
 
     def _serve(self) -> Iterator[None]:
         while not self._loop.stopping.is_set():
-            self._producer.poll(_POLL_SECONDS)
+            for producer in self._broken:
+                producer.poll(0)
+            self._broken = [one for one in self._broken if len(one)]
+            try:
+                self._producer.poll(_POLL_SECONDS)
+            except KafkaException as failure:
+                if not failure.args[0].fatal():
+                    raise
+                self._replace(failure.args[0])
             yield
+
+    def _replace(self, error: KafkaError) -> None:
+        """Send by a new producer: an idempotent one never works again after that.
+
+        Only a poll tells it. What fails because of it has other errors.
+        """
+        self._tell(explain(error, self._settings, self._topic, "WRITE"))
+        self._broken.append(self._producer)
+        self._producer = self._make()
 
     def _fail(self, sent: Sent, place: int, error: KafkaError) -> None:
         explained = explain(error, self._settings, self._topic, "WRITE")
-        if error.fatal():
-            # An idempotent producer never works again after that.
-            self._producer = self._make()
-        telemetry.emit("loop.failed", loop=self._loop.name, error=explained)
+        self._tell(explained)
         self._failed(sent, place, explained)
+
+    def _tell(self, error: Exception) -> None:
+        telemetry.emit("loop.failed", loop=self._loop.name, error=error)
 
     def _make(self) -> Producer:
         return make_publisher(self._settings, "all", self._timeout)

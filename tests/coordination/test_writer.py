@@ -1,0 +1,62 @@
+"""Records of the log are sent, whatever becomes of the client that sends them."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from jobs_lib.coordination.messages import Probe, Sender
+from jobs_lib.coordination.writer import Sent, Writer
+
+ME = Sender("shop.mailer", "a", "this run")
+
+
+class Broken:
+    """A producer after a fatal error: it sends nothing, and one poll tells of it."""
+
+    def __init__(self, producer) -> None:
+        self._producer = producer
+        self._told = False
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def produce(self, *_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL, "it is broken"))
+
+    def poll(self, timeout: float) -> int:
+        if not self._told:
+            self._told = True
+            code = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+            raise KafkaException(KafkaError(code, "a record was lost", fatal=True))
+        return self._producer.poll(timeout)
+
+
+@pytest.fixture
+def write(settings, log_topic):
+    """A writer, with lists of the offsets of what it sent, and of what failed."""
+    offsets: list[int] = []
+    errors: list[Exception] = []
+    writer = Writer(
+        settings,
+        log_topic(1),
+        30.0,
+        lambda sent, place, offset: offsets.append(offset),
+        lambda sent, place, error: errors.append(error),
+    )
+    writer.start()
+    yield writer, offsets, errors
+    writer.stop(5)
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_producer_with_a_fatal_error_is_replaced(write, wait_for):
+    writer, offsets, errors = write
+    writer.send(Sent(Probe(ME)), 0, 1, None)
+    # It waits in the client when that breaks, and is told all the same.
+    writer._producer = Broken(writer._producer)
+    wait_for(lambda: type(writer._producer) is not Broken, what="it is replaced")
+    writer.send(Sent(Probe(ME)), 0, 1, None)
+    wait_for(lambda: len(offsets) == 2, what=lambda: f"both are in: {offsets} {errors}")
+    assert sorted(offsets) == [0, 1]
+    assert errors == []
