@@ -12,8 +12,8 @@ from jobs_lib.consuming.record import describe, make_record, read_text
 from jobs_lib.consuming.time_limits import TIME_LIMITS, TimedCall
 from jobs_lib.errors import RecordError
 from jobs_lib.jobs.context import handled, held
-from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.reasons import explain
+from jobs_lib.returned import refuse_lazy
 from jobs_lib.telemetry.stacks import read_stack
 
 if TYPE_CHECKING:

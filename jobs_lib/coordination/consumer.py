@@ -22,9 +22,10 @@ from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.masking import describe
+from jobs_lib.returned import refuse_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from confluent_kafka import Message
 
@@ -38,6 +39,7 @@ _RETRY = Retry(first=0.2, cap=30.0)
 _UNSURE_SECONDS = 0.02
 _TURN_SECONDS = 0.01
 """A turn begins no batch after these: other partitions wait, and records arrive."""
+_AWAITED = "To await something, call `asyncio.run` in it"
 _ANSWER_SECONDS = 10.0
 """After these, and two intervals, nobody knows about a claim that was not read back."""
 
@@ -83,7 +85,7 @@ class Consumer:
         Raises:
             ConfigurationError: a value cannot be used.
         """
-        _check(handle, delivery, batch, start)
+        _check(handle, delivery, batch, start, retry)
         self.group = group
         self.delivery: Delivery = delivery
         self.batch = batch
@@ -249,20 +251,21 @@ class Consumer:
 
     def _process(self, part: Part, messages: list[Message]) -> bool:
         """Process a batch; return whether the partition can go on at once."""
+        if not self.member.is_sure(part.shared):
+            # Somebody else may hold it, or nobody can write to the log: a claim of a
+            # batch would only wait. The next heartbeat that is read back tells.
+            part.retry_at = time.monotonic() + _UNSURE_SECONDS
+            return False
         if self.delivery == "at_least_once":
             return self._process_first(part, messages)
         return self._claim_first(part, messages)
 
     def _process_first(self, part: Part, messages: list[Message]) -> bool:
         """At least once: process a batch, and say so afterwards."""
-        if not self.member.is_sure(part.shared):
-            # Somebody else may hold it. The next heartbeat that is read back tells.
-            part.retry_at = time.monotonic() + _UNSURE_SECONDS
-            return False
-        records = [Record(one) for one in messages]
-        if (error := self._call(records)) is None:
+        # What a handler does to its list is its own affair.
+        first, end = find_range(messages)
+        if (error := self._call(messages)) is None:
             part.failures = 0
-            end = records[-1].offset + 1
             self._intake.drop(part, end)
             if not part.is_lost:
                 self.member.set_position(part.shared, end)
@@ -273,23 +276,24 @@ class Consumer:
             "record.failed",
             group=self.group,
             origin=part.origin,
-            offset=records[0].offset,
+            offset=first,
             error=describe(error),
         )
         return False
 
     def _claim_first(self, part: Part, messages: list[Message]) -> bool:
         """At most once: claim a batch, and process it if the claim was read back."""
-        records = [Record(one) for one in messages]
-        end = records[-1].offset + 1
+        first, end = find_range(messages)
         outcome = self._claim(part, end)
         if outcome is not Outcome.VALID:
             part.retry_at = time.monotonic() + _UNSURE_SECONDS
-            self._look_again(part)
+            # Who has lost it meanwhile has lost no record: others go on there.
+            if outcome is not Outcome.NOT_HELD and self.member.is_held(part.shared):
+                self._look_again(part)
             return False
         self._intake.drop(part, end)
-        if (error := self._call(records)) is not None:
-            self._skip(part, records[0].offset, len(records), error)
+        if (error := self._call(messages)) is not None:
+            self._skip(part, first, len(messages), error)
         return True
 
     def _claim(self, part: Part, end: int) -> Outcome | None:
@@ -323,22 +327,40 @@ class Consumer:
             count=count,
         )
 
-    def _call(self, records: list[Record]) -> BaseException | None:
+    def _call(self, messages: list[Message]) -> BaseException | None:
         """Call the handler; return its error."""
+        records = [Record(one) for one in messages]
         with self._reader.pulse.elsewhere():
             try:
-                self._handle(records)
+                left = self._handle(records)
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {self.group!r}", _AWAITED)
             # Nobody would notice a thread that had ended.
             except BaseException as error:
                 return error
         return None
 
 
-def _check(handle: object, delivery: str, batch: object, start: str) -> None:
-    if not callable(handle) or inspect.iscoroutinefunction(handle):
+def find_range(messages: Sequence[Message]) -> tuple[int, int]:
+    """Return the offset of the first one, and the offset behind the last one."""
+    first, last = messages[0].offset(), messages[-1].offset()
+    assert first is not None
+    assert last is not None
+    return first, last + 1
+
+
+def _check(
+    handle: object, delivery: str, batch: object, start: str, retry: object
+) -> None:
+    if not callable(handle) or _is_lazy(handle):
         raise ConfigurationError(
             f"handle={handle!r} must be a function, which is called with a list of "
-            "records, and no coroutine function"
+            "records, and no coroutine function or generator"
+        )
+    if not isinstance(retry, Retry) or retry.max_attempts is not None:
+        raise ConfigurationError(
+            f"retry={retry!r} must be a Retry without max_attempts: a partition waits "
+            "until its handler succeeds"
         )
     if delivery not in get_args(Delivery):
         raise ConfigurationError(
@@ -352,3 +374,16 @@ def _check(handle: object, delivery: str, batch: object, start: str) -> None:
         raise ConfigurationError(
             f"start={start!r} must be one of {', '.join(get_args(Start))}"
         )
+
+
+def _is_lazy(handle: Callable[..., object]) -> bool:
+    """Whether a call of it returns work instead of doing it."""
+    return any(
+        is_lazy(function)
+        for is_lazy in (
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
+        for function in (handle, type(handle).__call__)
+    )

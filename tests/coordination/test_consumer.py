@@ -22,7 +22,7 @@ from jobs_lib.coordination.messages import (
     ReleasingPartition,
     Shared,
 )
-from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.world import Entry, Outcome
 from jobs_lib.errors import ConfigurationError
 from tests.support.waiting import linger
 
@@ -102,6 +102,18 @@ def consume(settings):
     yield start
     for consumer in started:
         consumer.stop()
+
+
+def give(records):
+    yield from records
+
+
+class Sender:
+    async def __call__(self, records) -> None:
+        """Send them."""
+
+
+LAZY = (give, Sender())
 
 
 def set_position(log, shared, position, wait_for) -> None:
@@ -416,7 +428,42 @@ def test_a_handler_may_take_longer_than_a_groups_member_may_not_poll(
     assert sorted(handled) == [(part, one) for part in (0, 1) for one in range(3)]
 
 
-def test_partitions_have_their_turns_and_records_arrive_between(settings, monkeypatch):
+@pytest.fixture
+def stand_alone(settings, monkeypatch):
+    """A function that makes a consumer that holds partitions, without Kafka."""
+
+    def make(handle, partitions=1, records=10, **more) -> Consumer:
+        consumer = Consumer(
+            settings,
+            log="log",
+            group=GROUP,
+            client_id="a",
+            topics=["orders"],
+            handle=handle,
+            **more,
+        )
+        consumer.member.log.partitions = 1
+        monkeypatch.setattr(consumer.member, "is_sure", lambda shared: True)
+        for number in range(partitions):
+            consumer.taken(Shared(GROUP, "orders", number), 0)
+        consumer._work()
+        for number in range(partitions):
+            consumer._intake.begun(("orders", number))
+        consumer._intake.received(
+            [
+                Message(topic="orders", partition=number, offset=one, value=b"1")
+                for number in range(partitions)
+                for one in range(records)
+            ]
+        )
+        return consumer
+
+    return make
+
+
+def test_partitions_have_their_turns_and_records_arrive_between(
+    stand_alone, monkeypatch
+):
     now = 0.0
     batches = []
 
@@ -425,31 +472,10 @@ def test_partitions_have_their_turns_and_records_arrive_between(settings, monkey
         now += 0.004
         batches.append((records[0].partition, len(records)))
 
-    consumer = Consumer(
-        settings,
-        log="log",
-        group=GROUP,
-        client_id="a",
-        topics=["orders"],
-        handle=handle,
-        batch=2,
-    )
-    monkeypatch.setattr(consumer.member, "is_sure", lambda shared: True)
     clock = SimpleNamespace(monotonic=lambda: now)
     for module in ("consumer", "intake"):
         monkeypatch.setattr(f"jobs_lib.coordination.{module}.time", clock)
-    for number in range(2):
-        consumer.taken(Shared(GROUP, "orders", number), 0)
-    consumer._work()
-    for number in range(2):
-        consumer._intake.begun(("orders", number))
-    consumer._intake.received(
-        [
-            Message(topic="orders", partition=number, offset=one, value=b"1")
-            for number in range(2)
-            for one in range(10)
-        ]
-    )
+    consumer = stand_alone(handle, partitions=2, batch=2)
     # Batches of a turn take ten milliseconds; then the thread reads again.
     assert consumer._work() == 0.0
     assert batches == [(0, 2)] * 3
@@ -460,10 +486,100 @@ def test_partitions_have_their_turns_and_records_arrive_between(settings, monkey
     assert sorted(batches) == [(0, 2)] * 5 + [(1, 2)] * 5
 
 
+def work_through(consumer, told, end) -> None:
+    """Let it take turns until a position was told."""
+    consumer.member.set_position = lambda shared, position: told.append(position)
+    for _ in range(1_000):
+        if told and told[-1] >= end:
+            break
+        consumer._work()
+
+
+@pytest.mark.parametrize(
+    "spoil", [list.clear, list.reverse], ids=["it empties it", "it reverses it"]
+)
+def test_what_a_handler_does_to_its_list_moves_no_position(stand_alone, spoil):
+    offsets: list[int] = []
+    told: list[int] = []
+
+    def handle(records) -> None:
+        offsets.extend(record.offset for record in records)
+        spoil(records)
+
+    work_through(stand_alone(handle, batch=5), told, 10)
+    assert offsets == list(range(10))
+    assert told == [5, 10]
+
+
+def test_a_handler_that_empties_its_list_and_fails_is_named(stand_alone, heard):
+    def handle(records) -> None:
+        records.clear()
+        raise ValueError("the mail server is away")
+
+    stand_alone(handle)._work()
+    ((event, fields),) = heard
+    assert (event, fields["offset"]) == ("record.failed", 0)
+    assert "ValueError" in fields["error"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.guarantee("FJ4")
+def test_a_handler_that_returns_work_has_failed(stand_alone, heard, delivery):
+    async def send(records) -> None:
+        raise AssertionError("nobody awaits it")
+
+    told: list[int] = []
+    consumer = stand_alone(lambda records: send(records), delivery=delivery)
+    consumer.member.set_position = lambda shared, position: told.append(position)
+    consumer.member.claim_messages = lambda *_: SimpleNamespace(
+        wait=lambda timeout: Outcome.VALID
+    )
+    consumer._work()
+    assert told == []
+    ((event, fields),) = heard
+    once = delivery == "at_least_once"
+    assert event == ("record.failed" if once else "record.skipped")
+    assert "returned a coroutine, which was never awaited" in fields["error"]
+
+
+def test_a_partition_that_was_lost_has_lost_no_records(stand_alone, heard, monkeypatch):
+    batches: list[Any] = []
+    consumer = stand_alone(batches.append, delivery="at_most_once")
+    # This process stood still, and a successor has gone on. The notice is on its way.
+    monkeypatch.setattr(consumer.member, "claim_messages", lambda *_: None)
+    monkeypatch.setattr(consumer.member.log, "find", lambda shared: Entry(9))
+    consumer._work()
+    assert (heard, batches) == ([], [])
+
+
+def test_a_claim_that_would_only_wait_holds_no_other_partition_up(
+    stand_alone, monkeypatch
+):
+    handled: list[Any] = []
+    asked: list[int] = []
+    consumer = stand_alone(handled.extend, partitions=2, delivery="at_most_once")
+
+    def claim(shared, first, end):
+        asked.append(shared.partition)
+        return SimpleNamespace(wait=lambda timeout: Outcome.VALID)
+
+    monkeypatch.setattr(consumer.member, "claim_messages", claim)
+    # The log's partition for one of them has no leader: nothing is read back.
+    monkeypatch.setattr(consumer.member, "is_sure", lambda shared: shared.partition)
+    consumer._work()
+    consumer._work()
+    assert {record.partition for record in handled} == set(asked) == {1}
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"handle": 1}, "handle=1 must be a function"),
+        ({"handle": LAZY[0]}, "must be a function, .* no coroutine function or gener"),
+        ({"handle": LAZY[1]}, "no coroutine function or generator"),
+        ({"retry": 5.0}, "retry=5.0 must be a Retry"),
+        ({"retry": None}, "retry=None must be a Retry"),
+        ({"retry": Retry(max_attempts=3)}, "without max_attempts"),
         ({"delivery": "exactly_once"}, "'exactly_once' must be one of at_least_once, "),
         ({"batch": 0}, "batch=0 must be a number of records from 1 to 10000"),
         ({"batch": 10_001}, "batch=10001"),
@@ -471,7 +587,7 @@ def test_partitions_have_their_turns_and_records_arrive_between(settings, monkey
         ({"start": "now"}, "start='now' must be one of earliest, latest"),
         ({"group": "mailer"}, "group='mailer' needs a namespace"),
     ],
-    ids=str,
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else given,
 )
 def test_bad_input_is_refused(settings, given, told):
     good = {

@@ -24,10 +24,10 @@ from jobs_lib.executor.running.forked import end_if_forked
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import Place, handled, held, holding
 from jobs_lib.jobs.job import Cancel, Discard, RetryAfter, Snooze
-from jobs_lib.jobs.lazy import refuse_lazy
 from jobs_lib.masking import describe, trace
 from jobs_lib.ownership.lease import NotBegun
 from jobs_lib.reasons import name_class
+from jobs_lib.returned import refuse_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
