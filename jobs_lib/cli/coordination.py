@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs_lib.cli.options import read_duration, read_time
+from jobs_lib.cli.options import FiniteRange, read_duration, read_time
 from jobs_lib.cli.terminal import json_option, printable, show, show_json, watch
 from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.settings import default_settings, require_bootstrap_servers
@@ -29,7 +29,7 @@ _log_option = click.option(
 )
 _wait_option = click.option(
     "--wait",
-    type=click.FloatRange(0, 3_600),
+    type=FiniteRange(0, 3_600),
     default=60.0,
     show_default=True,
     help="Seconds to wait until nobody holds a partition.",
@@ -60,7 +60,7 @@ def coordination() -> None:
 @click.option(
     "--watch",
     "seconds",
-    type=click.FloatRange(0.1),
+    type=FiniteRange(0.1),
     help="Show them again after this many seconds, until Ctrl-C.",
 )
 @click.option(
@@ -239,7 +239,7 @@ def coordination_release(
 @_log_option
 @click.option(
     "--wait",
-    type=click.FloatRange(0, 3_600),
+    type=FiniteRange(0, 3_600),
     default=10.0,
     show_default=True,
     help="Seconds to wait until nobody holds one of the partitions.",
@@ -269,17 +269,18 @@ def coordination_set_position(
 @_log_option
 @click.option(
     "--interval",
-    type=float,
-    default=10.0,
-    show_default=True,
-    help="The longest interval of its members, in seconds.",
+    type=FiniteRange(),
+    help="The longest interval of its members, in seconds. By default "
+    "JOBS_LIB_COORDINATION_INTERVAL.",
 )
 @json_option
-def coordination_check(log: str | None, interval: float, as_json: bool) -> None:
+def coordination_check(log: str | None, interval: float | None, as_json: bool) -> None:
     """Exit with 1 if the log may lose what is written to it. Warnings leave it at 0."""
     settings, topic = _find_log(log)
     from jobs_lib.operating.coordination import Fault, find_log_faults
 
+    if interval is None:
+        interval = settings.coordination_interval
     faults = find_log_faults(settings, topic, interval)
     show([one.name for one in fields(Fault)], map(astuple, faults), as_json)
     sys.exit(1 if any(one.level == "error" for one in faults) else 0)

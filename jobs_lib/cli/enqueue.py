@@ -11,7 +11,7 @@ import click
 
 from jobs_lib.app import load_app
 from jobs_lib.cli.jobs import jobs
-from jobs_lib.cli.options import TIMES
+from jobs_lib.cli.options import TIMES, FiniteRange
 from jobs_lib.cli.terminal import json_option, show_json
 from jobs_lib.errors import OperatingError
 from jobs_lib.jobs.options import PRIORITIES
@@ -38,7 +38,10 @@ __all__ = ["jobs"]
 @click.option("--payload", metavar="JSON", help="All fields at once, as one object.")
 @click.option("--run-at", type=TIMES, help="Run it at this time (UTC) or later.")
 @click.option(
-    "--delay", type=float, metavar="SECONDS", help="Run it after this many seconds."
+    "--delay",
+    type=FiniteRange(),
+    metavar="SECONDS",
+    help="Run it after this many seconds.",
 )
 @click.option("--priority", type=click.Choice(list(PRIORITIES)))
 @click.option("--unique", metavar="KEY", help="Only if no unfinished job has this key.")

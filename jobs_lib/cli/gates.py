@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import app_argument
+from jobs_lib.cli.options import FiniteRange, app_argument
 from jobs_lib.cli.terminal import json_option, show, watch
 from jobs_lib.errors import OperatingError
 
@@ -18,7 +18,7 @@ from jobs_lib.errors import OperatingError
 @click.option(
     "--watch",
     "seconds",
-    type=click.FloatRange(0.1),
+    type=FiniteRange(0.1),
     help="Show them again after this many seconds, until Ctrl-C.",
 )
 @json_option

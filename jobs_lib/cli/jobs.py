@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs_lib import operating
-from jobs_lib.cli.options import TIMES
+from jobs_lib.cli.options import TIMES, FiniteRange
 from jobs_lib.cli.terminal import json_option, printable, show, show_json, watch
 from jobs_lib.errors import OperatingError
 from jobs_lib.masking import plain_lines
@@ -263,7 +263,7 @@ def check(role: str | None, as_json: bool) -> None:
 @click.option(
     "--watch",
     "seconds",
-    type=click.FloatRange(0.1),
+    type=FiniteRange(0.1),
     help="Show them again after this many seconds, until Ctrl-C.",
 )
 @json_option

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import click
 
@@ -11,6 +13,19 @@ TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 """The forms of a time, in UTC."""
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers within bounds. NaN is below no bound, so that click lets it through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Read the number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return number
 
 
 def read_duration(
@@ -55,7 +70,7 @@ app_argument = click.argument("app", metavar="MODULE:APP", envvar="JOBS_LIB_APP"
 
 wait_option = click.option(
     "--wait",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=30.0,
     show_default=True,
     help="Seconds to wait for open transactions that have enqueued jobs with groups.",

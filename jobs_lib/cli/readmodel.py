@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import TIMES, app_argument, log_options, processes_option
+from jobs_lib.cli.options import (
+    TIMES,
+    FiniteRange,
+    app_argument,
+    log_options,
+    processes_option,
+)
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.consuming.model_table import write_statements
 from jobs_lib.errors import OperatingError
@@ -315,7 +321,7 @@ def readmodel_keys(
 @click.argument("version", type=click.IntRange(1))
 @click.option(
     "--wait",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=60.0,
     show_default=True,
     help="Seconds to wait until the version has caught up.",

@@ -9,6 +9,7 @@ import click
 
 from jobs_lib import reexport as api
 from jobs_lib.app import load_app
+from jobs_lib.cli.options import FiniteRange
 from jobs_lib.cli.pack import pack
 from jobs_lib.cli.reexport_options import (
     SparkOptions,
@@ -115,7 +116,7 @@ def plan(
 )
 @click.option(
     "--hold-for",
-    type=float,
+    type=FiniteRange(),
     default=HOLD_SECONDS,
     show_default=True,
     metavar="SECONDS",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import click
 
 from jobs_lib.app import load_app
+from jobs_lib.cli.options import FiniteRange
 from jobs_lib.cli.pack import read_conf
 from jobs_lib.errors import ReexportError
 from jobs_lib.reexport.run import CHUNK
@@ -56,7 +57,7 @@ _packed = click.option(
 )
 keep_option = click.option(
     "--keep",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=KEEP,
     show_default=True,
     metavar="SECONDS",

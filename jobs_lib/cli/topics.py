@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import app_argument, wait_option
+from jobs_lib.cli.options import FiniteRange, app_argument, wait_option
 from jobs_lib.cli.terminal import json_option, show
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _show_changes(changes: list[Change], as_json: bool) -> None:
 @click.option(
     "--timeout",
     "seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=60.0,
     show_default=True,
     help="Seconds that publishers are stopped at most.",

@@ -8,7 +8,7 @@ from dataclasses import asdict, astuple, fields
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import app_argument
+from jobs_lib.cli.options import FiniteRange, app_argument
 from jobs_lib.cli.terminal import json_option, printable, show, show_json
 from jobs_lib.kafka.newest import SECONDS
 
@@ -19,7 +19,7 @@ from jobs_lib.kafka.newest import SECONDS
 @click.argument("key")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 3_600),
+    type=FiniteRange(0, 3_600),
     default=SECONDS,
     show_default=True,
     help="How long to read the topic for KEY, backwards from its end.",
