@@ -262,10 +262,11 @@ class Member(Holdings):
         if not self._resuming:
             return
         former = find_former(self.log.get_worlds(), self.sender)
+        there = set(self._topics.parts)
         for shared in list(self._resuming):
             if shared not in former:
                 self._resuming.discard(shared)
-            elif (shared.topic, shared.partition) not in self._topics.parts:
+            elif (shared.topic, shared.partition) not in there:
                 self._resuming.discard(shared)  # It is not shared any more.
             elif shared not in self._kept:
                 self._try_to_claim(shared)
@@ -403,6 +404,8 @@ class Member(Holdings):
     def _end(self, what: str) -> None:
         """End for good."""
         self.error = refuse_client(self.sender, what)
+        # Only those who ask for it would see it otherwise.
+        telemetry.emit("loop.failed", loop=self._ticking.name, error=self.error)
         self._drop_all()
         self._notices.put(self._listener.ended, self.error)
         self.log.lock.notify_all()

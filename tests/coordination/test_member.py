@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib import telemetry
 from jobs_lib.coordination.member import Member
 from jobs_lib.coordination.messages import (
     ClaimingPartition,
@@ -18,7 +19,8 @@ from jobs_lib.coordination.messages import (
     Sender,
     Shared,
 )
-from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.place import Place
+from jobs_lib.coordination.world import Entry, Holding, Outcome
 from jobs_lib.errors import ConfigurationError, FencedError, TopicError
 from tests.support.topics import grow_topic
 from tests.support.waiting import linger
@@ -224,7 +226,48 @@ def test_a_restarted_member_resumes_its_partitions_with_their_positions(
     assert held(other).isdisjoint(former)
 
 
+class Counted(str):
+    """A topic's name that counts how often it is compared."""
+
+    __hash__ = str.__hash__
+    compared = 0
+
+    def __eq__(self, other) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_a_restart_compares_each_partition_a_few_times(settings, monkeypatch):
+    count = 1_000
+    member = Member(
+        settings,
+        log="log",
+        group="shop.mailer",
+        client_id="a",
+        topics=["orders"],
+        listener=Holder(),
+    )
+    place = Place(0, 0, 0)
+    for number in range(count):
+        shared = Shared("shop.mailer", "orders", number)
+        place.world.entries[shared] = Entry(
+            5, Holding("a", "old", number, 500, 0, True)
+        )
+    log = member.log
+    log._places, log.partitions = [place], 1
+    # What the former process holds is fresh: nothing can be claimed yet.
+    monkeypatch.setattr(log, "probe", lambda *_: None)
+    member._topics.parts = [(Counted("orders"), one) for one in range(count)]
+    member._resuming = set(place.world.entries)
+    monkeypatch.setattr(Counted, "compared", 0)
+    with log.lock:
+        member._resume()
+    assert len(member._resuming) == count
+    assert Counted.compared <= 10 * count
+
+
 @pytest.mark.guarantee("M11")
+@pytest.mark.expects("loop.failed")
 def test_a_second_process_of_a_client_is_refused_and_the_first_goes_on(
     log_topic, topic, join, wait_for
 ):
@@ -237,6 +280,7 @@ def test_a_second_process_of_a_client_is_refused_and_the_first_goes_on(
     assert len(held(first)) == 2
 
 
+@pytest.mark.expects("loop.failed")
 def test_a_second_process_is_refused_where_the_first_holds_nothing(
     log_topic, topic, join, wait_for
 ):
@@ -256,18 +300,23 @@ def test_a_second_process_is_refused_where_the_first_holds_nothing(
     assert idle.error is None
 
 
-def test_a_process_whose_restart_has_its_partitions_ends(
+@pytest.mark.expects("loop.failed")
+def test_a_process_whose_restart_has_its_partitions_ends_and_says_so(
     log_topic, topic, join, wait_for
 ):
+    failed: list[dict[str, object]] = []
     log, data = log_topic(1), topic(1)
     first = join(log, "a", [data])
     wait_for(lambda: len(held(first)) == 1)
     # It ticks no more, and its log goes on: as if it stood still.
     first._ticking.stop()
+    end = telemetry.listen(lambda _, fields: failed.append(fields), {"loop.failed"})
     again = join(log, "a", [data])
     wait_for(lambda: first.error is not None, what="the first one has ended")
-    assert "has taken its partitions over" in str(first.error)
     wait_for(lambda: held(again) == {0})
+    end()
+    assert any(str(first.error) in str(one["error"]) for one in failed)
+    assert "has taken its partitions over" in str(first.error)
     assert ("lost", 0) in first._listener.told
 
 
