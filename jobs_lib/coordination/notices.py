@@ -47,7 +47,8 @@ class Notices:
     def stop(self, timeout: float) -> None:
         """Call what waits, for some seconds at most, and end."""
         self._waiting.put(None)
-        if self._thread.ident is not None:
+        # A listener may stop its member, in this thread.
+        if self._thread.ident not in (None, threading.get_ident()):
             self._thread.join(timeout)
 
     def put(self, tell: Callable[..., None], *values: object) -> None:
@@ -58,7 +59,8 @@ class Notices:
         while (notice := self._waiting.get()) is not None:
             try:
                 notice()
-            # Its errors are the listener's: the next notice is told all the same.
-            except Exception as error:
+            # Its errors are the listener's, SystemExit too: the next notice is told all
+            # the same, for nobody would notice a thread that had ended.
+            except BaseException as error:
                 loop = f"listener {self._group}"
                 telemetry.emit("loop.failed", loop=loop, error=error)
