@@ -105,7 +105,8 @@ class Place:
             self._own.clear()
         if outcome is not None:
             sent.end(outcome)
-        else:
+        elif offset >= self.world.next_offset:
+            # What was folded already, such as a snapshot, nobody waits for.
             self._waiting[offset] = sent
 
     def fail(self, error: Exception) -> None:
