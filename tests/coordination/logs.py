@@ -102,6 +102,7 @@ def broken(draw: st.DrawFn) -> bytes:
                 (b'"position":', b'"position":1,"x\\"position":'),
                 (b'"position":', b'"w":1,"position":'), (b"}", b"_1}"), (b"}", b" }"),
                 (b'"interval_ms":100', b'"interval_ms":99'),
+                (b'"wants_snapshot":false', b'"v":1'), (b'"wants_snapshot":', b'"w":'),
                 (b'"type":"H', b'"type":"h'), (b'"end":', b'"end":9223372036854775808'),
             ]
         )

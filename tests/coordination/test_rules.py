@@ -19,6 +19,7 @@ from jobs_lib.coordination.messages import (
     Sender,
     Shared,
     Snapshot,
+    Unreadable,
     decode,
     encode,
     find_place,
@@ -101,6 +102,16 @@ def test_an_unknown_type_moves_the_time_alone():
     assert log.world.apply(2, log.time + 7, value) is Outcome.UNREADABLE
     assert (log.world.now_ms, log.world.next_offset) == (log.time + 7, 3)
     assert log.world.entries == before
+
+
+@pytest.mark.guarantee("M2")
+@pytest.mark.parametrize("extra", ['"v":1', '"w":[1.5]', '"w":NaN'])
+def test_a_probe_that_leaves_a_field_out_is_read_with_care(extra):
+    whole = encode(Probe(ANN), 8)
+    short = whole.replace(b',"wants_snapshot":false', b"")
+    assert decode(short) == decode(whole) == (8, Probe(ANN))
+    spoilt = short.replace(b"}", f",{extra}}}".encode())
+    assert decode(spoilt) is Unreadable.NO_MESSAGE
 
 
 @pytest.mark.guarantee("M5")
