@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.errors import UnavailableError
 from jobs_lib.operating import Limits, check
 from jobs_lib.operating.checks import CHECKS
@@ -333,3 +334,19 @@ def test_a_coordination_log_that_loses_records_is_named(
         "error",
         "jobs-lib coordination create --log no-log",
     )
+
+
+def test_a_coordination_log_is_checked_for_the_interval_that_is_set(
+    database, bootstrap_servers, topic
+):
+    # Enough for intervals of ten seconds, and not for those of a minute.
+    name = topic(2, config=WANTED | {"retention.ms": "3600000"})
+    settings = load_settings(
+        kafka_bootstrap_servers=bootstrap_servers,
+        coordination_topic=name,
+        coordination_interval=60.0,
+    )
+    found = findings(database, settings=settings)
+    # One broker is a warning.
+    assert [one.level for one in found] == ["error", "warn"]
+    assert "retention.ms=3600000" in found[0].what

@@ -19,5 +19,5 @@ def check_log(target: Target) -> Iterator[Finding]:
     log = settings.coordination_topic
     if not log or not settings.kafka_bootstrap_servers:
         return
-    for fault in find_log_faults(settings, log):
+    for fault in find_log_faults(settings, log, settings.coordination_interval):
         yield Finding(fault.level, "coordination log", fault.what, fault.way_out)
