@@ -102,6 +102,10 @@ def test_a_refund_follows_the_charge_even_if_it_is_asked_for_before(
     jobs.drain(until=datetime.now(UTC) + timedelta(minutes=10), raises=False)
     assert [*map(len, (flaky.done["/charges"], flaky.done["/refunds"]))] == [1, 1]
     assert client.get(f"/orders/{order}").json()["state"] == "refunded"
+    # Asked for once more, the money is not given back again.
+    assert client.post(f"/orders/{order}/refund").status_code == 202
+    jobs.drain()
+    assert len(flaky.done["/refunds"]) == 1
     with jobs.transaction() as conn:
         assert conn.execute("select cents from totals").fetchone() == (0,)
 
