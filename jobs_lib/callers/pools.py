@@ -9,8 +9,8 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakSet
 
 import psycopg
 from psycopg.rows import Row
@@ -40,6 +40,15 @@ _WAIT = 30.0
 """Seconds that a caller waits for a connection."""
 
 
+class _LoopPool(NamedTuple):
+    """The pool of an event loop."""
+
+    pid: int
+    pool: AsyncConnectionPool[Any]
+    opened: WeakSet[psycopg.AsyncConnection[Any]]
+    """Its connections."""
+
+
 class Pools:
     """An application's pools, one for each process and each event loop."""
 
@@ -49,9 +58,7 @@ class Pools:
         self._failures: deque[str] = deque(maxlen=1)
         """Why the last attempt to connect failed; empty if it did not."""
         self._pool: tuple[int, ConnectionPool[Connection]] | None = None
-        self._async_pools: WeakKeyDictionary[
-            asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]
-        ] = WeakKeyDictionary()
+        self._async_pools: dict[asyncio.AbstractEventLoop, _LoopPool] = {}
 
     def transaction(self) -> PooledTransaction:
         """Make a transaction that commits at the end of its block."""
@@ -86,25 +93,29 @@ class Pools:
     async def async_pool(self) -> AsyncConnectionPool[AsyncConnection]:
         """The pool of the running event loop."""
         loop = asyncio.get_running_loop()
-        pool = self._async_pools.get(loop)
-        if pool is None:
+        found = self._async_pools.get(loop)
+        if found is None:
+            self._end_unused()
             settings = self._settings()
-            pool = self._async_pools[loop] = AsyncConnectionPool(
+            opened: WeakSet[psycopg.AsyncConnection[Any]] = WeakSet()
+            pool = AsyncConnectionPool(
                 require_database_url(settings),
                 min_size=0,
                 max_size=settings.transactions,
                 timeout=_WAIT,
                 connection_class=_AsyncPooled,
-                kwargs=self._options(settings),
+                kwargs={"opened": opened, **self._options(settings)},
                 configure=partial(settle_isolation_async, stays=not settings.pgbouncer),
                 check=_check_async,
                 open=False,
             )
+            found = self._async_pools[loop] = _LoopPool(os.getpid(), pool, opened)
             await pool.open()
-        return pool
+        return found.pool
 
     def close(self) -> None:
         """Close this process's pool; it opens again when it is used."""
+        self._end_unused()
         with self._lock:
             found, self._pool = self._pool, None
         if found is not None and found[0] == os.getpid():
@@ -112,9 +123,24 @@ class Pools:
 
     async def aclose(self) -> None:
         """Close the pool of the running event loop."""
-        pool = self._async_pools.pop(asyncio.get_running_loop(), None)
-        if pool is not None:
-            await pool.close()
+        found = self._async_pools.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await found.pool.close()
+
+    def _end_unused(self) -> None:
+        """Close the connections of event loops that have ended.
+
+        Nobody can use them any more. Code that makes a loop for each call would pile
+        them up at the server.
+        """
+        with self._lock:
+            ended = [loop for loop in self._async_pools if loop.is_closed()]
+            unused = [self._async_pools.pop(loop) for loop in ended]
+        for pid, _, opened in unused:
+            # A fork has copies of its parent's connections, which live on.
+            if pid == os.getpid():
+                for connection in opened:
+                    connection.pgconn.finish()
 
     def unavailable(self) -> UnavailableError:
         """Make an error with a way out, in place of the pool's own."""
@@ -174,9 +200,12 @@ class _AsyncPooled(psycopg.AsyncConnection[Row]):
 
     @classmethod
     async def connect(cls, conninfo: str = "", **options: Any) -> Self:
-        """Connect; note the reason in ``failures`` if that fails."""
+        """Connect, and note it in ``opened``, or the reason in ``failures``."""
+        opened = options.pop("opened")
         with _noting(options.pop("failures")):
-            return await super().connect(conninfo, **options)
+            connection = await super().connect(conninfo, **options)
+        opened.add(connection)
+        return connection
 
 
 @contextmanager

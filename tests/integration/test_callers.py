@@ -520,3 +520,26 @@ def test_an_app_prepares_what_it_sends_once(app_with_one):
     after = count_runs()
     assert after.keys() == before.keys()
     assert sum(after.values()) == sum(before.values()) + 1
+
+
+def test_event_loops_that_have_ended_leave_no_connection_open(
+    database_url, admin, wait_for
+):
+    app = make_app(database_url)
+
+    async def view() -> int:
+        # An async view of Flask, for example, has a loop of its own for each request.
+        async with app.transaction() as connection:
+            return connection.info.backend_pid
+
+    served = [asyncio.run(view()) for _ in range(10)]
+
+    def list_open() -> list[int]:
+        rows = admin.execute(
+            "select pid from pg_stat_activity where pid = any (%s)", (served,)
+        )
+        return [pid for (pid,) in rows]
+
+    wait_for(lambda: len(list_open()) <= 1, what=lambda: f"{list_open()} are open")
+    app.close()
+    wait_for(lambda: list_open() == [], what="the last one is closed, too")
