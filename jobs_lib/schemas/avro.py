@@ -156,6 +156,10 @@ class AvroEncoder:
             found = self._registry().find_id(self.subject, self.schema)
             self._prefix = _PREFIX.pack(_MAGIC, found)
 
+    def forget(self) -> None:
+        """See :class:`jobs_lib.schemas.codec.Encoder`."""
+        self._prefix = None
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Make a copy for another process; it asks no registry."""
         self.load()

@@ -55,6 +55,9 @@ class Encoder(Protocol):
     def load(self) -> None:
         """Look up now what encoding the first value would ask for."""
 
+    def forget(self) -> None:
+        """Forget what was looked up: another registry is used."""
+
 
 class Decoder(Protocol):
     """Makes values of a record's bytes."""
@@ -157,6 +160,9 @@ class JsonCodec:
     def load(self) -> None:
         """Do nothing, see :class:`Encoder`."""
 
+    def forget(self) -> None:
+        """Do nothing, see :class:`Encoder`."""
+
 
 class BytesCodec(JsonCodec):
     """Values that are bytes of any form."""
@@ -189,13 +195,7 @@ def make_encoder(
     Raises:
         ConfigurationError: the type has no JSON form, or the schema cannot be used.
     """
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(value)
-    except PydanticUserError as error:
-        raise ConfigurationError(
-            f"the values of the topic {topic!r} have no JSON form: "
-            f"{error.message.splitlines()[0]}"
-        ) from None
+    adapter = _make_adapter(topic, value, whole=schema is None)
     if schema is None:
         # Making the JSON would use the iterable up, so a null could not be explained.
         if reads_once(adapter.core_schema):
@@ -221,9 +221,9 @@ def make_decoder(
     """Make the decoder of the values that a consumer reads.
 
     Raises:
-        ConfigurationError: the schema cannot be used.
+        ConfigurationError: the type has no JSON form, or the schema cannot be used.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(value)
+    adapter = _make_adapter(topic, value, whole=schema is None)
     if schema is None:
         return (BytesCodec if value is bytes else JsonCodec)(adapter)
     _require_avro(topic)
@@ -231,6 +231,21 @@ def make_decoder(
 
     reader = None if schema == REGISTERED else load_schema(schema, topic)
     return AvroDecoder(adapter, reader, registry)
+
+
+def _make_adapter(topic: str, value: Any, *, whole: bool) -> TypeAdapter[Any]:
+    """Make a type's adapter, which has the whole schema if that is needed now."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(value)
+        if whole:
+            # Until it is asked for, nobody sees a name that is not defined.
+            adapter.core_schema.get("type")
+    except PydanticUserError as error:
+        raise ConfigurationError(
+            f"the values of the topic {topic!r} have no JSON form: "
+            f"{error.message.splitlines()[0]}"
+        ) from None
+    return adapter
 
 
 def list_fields(value: Any) -> set[str] | None:

@@ -309,6 +309,11 @@ class Jobs:
         return cast("datetime", self.query("read_clock")[0][0])
 
     def _use(self, settings: Settings | None) -> None:
+        # What is open, and the ids of schemas, belong to the servers before.
+        self.app.close()
+        self.app._found_registry = None
+        for one in self.app.written:
+            one.encoder.forget()
         self.app._settings = settings
         # Code that reads the environment itself must read it again.
         default_settings.cache_clear()

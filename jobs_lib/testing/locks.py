@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from jobs_lib.callers import Steps
+    from jobs_lib.outbox.bulk import Row
 
 _write = Topic._write
+_write_many = Topic._write_many
 
 
 @contextmanager
 def check_locks() -> Iterator[None]:
     """Fail each ``send`` in a transaction that has not locked the entity's table."""
-    with patch.object(Topic, "_write", _write_checked):
+    with (
+        patch.object(Topic, "_write", _write_checked),
+        patch.object(Topic, "_write_many", _write_many_checked),
+    ):
         yield
 
 
@@ -36,6 +41,19 @@ def _write_checked(
     version: int | None,
     headers: Mapping[str, str] | None,
 ) -> Steps[int]:
+    yield from _refuse_unlocked(topic, key)
+    return (yield from _write(topic, key, value, version, headers))
+
+
+def _write_many_checked(
+    topic: Topic[Any], rows: list[Row], headers: Mapping[str, str] | None
+) -> Steps[int]:
+    if rows:
+        yield from _refuse_unlocked(topic, rows[0].key)
+    return (yield from _write_many(topic, rows, headers))
+
+
+def _refuse_unlocked(topic: Topic[Any], key: str | None) -> Steps[None]:
     for table in topic.sources:
         rows = yield Fetch(topic._statements["kit_locks"], {"table": table})
         if rows and rows[0][0] == "no":
@@ -46,4 +64,3 @@ def _write_checked(
                 "send_current. (The pytest option jobs_lib_check_locks = false turns "
                 "this off.)"
             )
-    return (yield from _write(topic, key, value, version, headers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,16 +13,17 @@ from sqlalchemy.orm import Session
 
 from jobs_lib import App, Discard, Job, Snooze, exponential
 from jobs_lib.errors import JobsError, PayloadError
+from jobs_lib.schemas.avro import parse_schema
+from jobs_lib.settings import load_settings
 from jobs_lib.testing import databases as databases_module
 from jobs_lib.testing import make_record
+from jobs_lib.testing.jobs import Jobs
 from tests.support.engines import sqlalchemy_url
-
-if TYPE_CHECKING:
-    from jobs_lib.testing import Jobs
 
 app = App("shop")
 orders = app.topic("orders", compacted=True)
 ran: list[Any] = []
+OTHER = parse_schema('{"type": "record", "name": "Other", "fields": []}')
 
 
 @dataclass
@@ -422,3 +423,28 @@ def test_the_kit_drops_a_database_despite_open_connections(
             connection.execute("select")
         with pytest.raises(psycopg.OperationalError, match="does not exist"):
             psycopg.connect(jobs_server_url, dbname=connection.info.dbname)
+
+
+@pytest.mark.parametrize("time", ["first", "again"])
+def test_the_apps_own_pool_has_the_database_of_each_test(jobs, time):
+    with app.transaction() as conn:
+        assert conn.info.dbname == psycopg.conninfo.conninfo_to_dict(jobs.url)["dbname"]
+        ship.enqueue(conn, customer="ada", order=1)
+    assert len(jobs.enqueued(ship)) == 1
+
+
+def test_the_kits_schema_registry_ends_with_the_test(jobs_database_url):
+    shop = App("shop", settings=load_settings(schema_registry_url="mock://outside"))
+    fields = [{"name": "id", "type": "long"}]
+    schema = {"type": "record", "name": "Order", "fields": fields}
+    sold = shop.topic("sold", schema=schema)
+    encoder: Any = sold.encoder
+    shop.registry().register(encoder.subject, encoder.schema)
+    outside, encoded = shop.registry(), sold.encode({"id": 1})
+    with Jobs(shop, jobs_database_url) as kit, kit.transaction() as conn:
+        assert shop.registry() is not outside
+        shop.registry().register("others", OTHER)
+        shop.registry().register(encoder.subject, encoder.schema)
+        sold.send(conn, key="1", value={"id": 1})
+        assert sold.encode({"id": 1}) != encoded
+    assert sold.encode({"id": 1}) == encoded

@@ -47,6 +47,17 @@ def test_a_state_read_without_a_lock_is_not_sent(jobs, outbox):
     assert outbox.sent() == []
 
 
+def test_many_states_read_without_a_lock_are_not_sent(jobs, outbox):
+    with jobs.transaction() as conn:
+        (n,) = conn.execute("select n from orders").fetchone()
+        with pytest.raises(AssertionError, match=r"'orders'.*'a'.*for update"):
+            orders.send_many(conn, [("a", n, None), ("b", n, None)])
+        assert orders.send_many(conn, []) == 0
+        conn.execute("update orders set n = 2 where id = 'a'")
+        orders.send_many(conn, [("a", 2, None)])
+    outbox.assert_sent(orders, key="a", value=2)
+
+
 @pytest.mark.parametrize(
     "lock",
     [
