@@ -64,6 +64,11 @@ class App(
         self, name: str, *, home: str | None = None, settings: Settings | None = None
     ) -> None:
         check_name(name, "an app")
+        if isinstance(settings, str):
+            raise ConfigurationError(
+                f"the settings of the app {name!r} are a text: give "
+                "jobs_lib.load_settings(database_url=…)"
+            )
         if home is not None:
             check_topic_name(home)
 
@@ -322,7 +327,8 @@ def load_app(path: str) -> App:
         ConfigurationError: there is no such module or attribute, or it is no App.
     """
     module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
+    # A relative module has no package here that it could be relative to.
+    if not colon or not module_name or not attribute or path.startswith("."):
         raise ConfigurationError(
             f"{path!r} names no app: write module:attribute, as in service:app"
         )

@@ -339,6 +339,44 @@ def check_partitions(given: object, topic: str) -> None:
     )
 
 
+def check_topic(
+    name: str, partitions: object, entities: object, config: object
+) -> None:
+    """Refuse arguments with which no topic can be created; None stands for defaults.
+
+    Raises:
+        ConfigurationError: one of them is of another type, or out of bounds.
+    """
+    check_partitions(partitions, name)
+    if entities is not None and (type(entities) is not int or entities < 0):
+        raise ConfigurationError(
+            f"the entities of the topic {name!r} are {entities!r}: give about how many "
+            "keys it will have, or leave it out"
+        )
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigurationError(
+            f"the config of the topic {name!r} is {config!r}: give the names of "
+            "Kafka's settings with their values, as in {'retention.ms': '60000'}"
+        )
+
+
+def check_flags(what: str, **given: object) -> None:
+    """Refuse values that are neither True nor False; None stands for the default.
+
+    Args:
+        what: the declaration, for messages.
+        given: the arguments, by their names.
+
+    Raises:
+        ConfigurationError: one is something else, which Python would take for True.
+    """
+    for name, value in given.items():
+        if value is not None and not isinstance(value, bool):
+            raise ConfigurationError(
+                f"the {name} of {what} is {value!r}: give True or False"
+            )
+
+
 def _as_policy(given: object) -> Retry | None:
     """The policy, given as such or as a number of attempts."""
     if isinstance(given, Retry):

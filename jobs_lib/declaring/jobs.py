@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from jobs_lib.declaring.arguments import (
     check_aliases,
+    check_flags,
     check_history,
     check_rate,
     check_seconds,
@@ -34,7 +36,7 @@ from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.naming import name_in_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Never
 
     from jobs_lib.backoff import Retry
@@ -155,6 +157,7 @@ class JobDeclarations:
             check_seconds(debounce, "debounce", type_name, zero=True)
             check_seconds(max_wait, "max_wait", type_name)
             check_rate(rate, type_name)
+            check_flags(what, last_only=last_only)
             pairs = check_pairs(after, what)
             return self._declare(
                 function,
@@ -384,6 +387,11 @@ class JobDeclarations:
                 raise ConfigurationError(
                     f"the job type {job_type.name!r} is not one of the app "
                     f"{self.name!r}, so nobody would run its jobs"
+                )
+            if payload is not None and not isinstance(payload, Mapping):
+                raise ConfigurationError(
+                    f"the payload of the schedule of {job_type.name!r} is {payload!r}: "
+                    "give the handler's arguments by their names, as in {'region': 1}"
                 )
             schedule = Schedule(
                 job_type,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs_lib.declaring.arguments import check_partitions
+from jobs_lib.declaring.arguments import check_topic
 from jobs_lib.declaring.functions import check_plain, check_takes
 from jobs_lib.declaring.names import check_topic_name
 from jobs_lib.errors import ConfigurationError
@@ -14,7 +15,7 @@ from jobs_lib.partitioner import partitions_for
 from jobs_lib.streams.stream import Rules, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import psycopg
     from typing_extensions import TypeForm
@@ -116,8 +117,8 @@ class StreamDeclarations:
         check_topic_name(name)
         if name in self.streams or name in self._other_topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
-        check_partitions(partitions, name)
-        if acks not in _ACKS or isinstance(acks, bool):
+        check_topic(name, partitions, entities, config)
+        if isinstance(acks, bool) or not any(acks == one for one in _ACKS):
             raise ConfigurationError(
                 f"the stream {name!r} is declared with acks={acks!r}: give 0, 1 or "
                 "'all'"
@@ -128,10 +129,15 @@ class StreamDeclarations:
         if current is not None:
             check_plain(current, f"the `current` of {name!r}")
             check_takes(current, ("key", "conn"), f"the `current` of {name!r}")
-        if isinstance(internal, str):
+        if (
+            isinstance(internal, str)
+            or not isinstance(internal, Collection)
+            or not all(isinstance(one, str) for one in internal)
+        ):
+            example = internal if isinstance(internal, str) else "password"
             raise ConfigurationError(
                 f"the stream {name!r} is declared with internal={internal!r}: give a "
-                f"set of names, as in {{{internal!r}}}"
+                f"set of names, as in {{{example!r}}}"
             )
         # Not before there is a type to read: it loads pydantic.
         from jobs_lib.schemas.codec import make_encoder

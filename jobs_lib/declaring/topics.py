@@ -11,10 +11,12 @@ from jobs_lib.consuming.subscription import Subscription
 from jobs_lib.consuming.versions import Version, name_group
 from jobs_lib.declaring.arguments import (
     check_block,
-    check_partitions,
+    check_flags,
     check_per,
     check_seconds,
     check_tables,
+    check_texts,
+    check_topic,
     check_version,
 )
 from jobs_lib.declaring.functions import check_function, check_plain, check_takes
@@ -131,7 +133,9 @@ class TopicDeclarations:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
         if any(one.is_of_exact_topic(name) for one in self.consumers):
             raise _is_ours(name)
-        check_partitions(partitions, name)
+        check_topic(name, partitions, entities, config)
+        check_flags(f"the topic {name!r}", compacted=compacted, merge=merge)
+        check_seconds(settle, "settle", name, most=86_400, zero=True)
         merges = compacted if merge is None else merge
         if settle and not merges:
             raise ConfigurationError(
@@ -230,6 +234,8 @@ class TopicDeclarations:
         """
 
         what = f"the consumer of {topic!r} in the group {group!r}"
+        if type is not None:
+            check_texts(what, type=type)
         place = choose_place(type_header, type_field, what)
         read_key = choose_reader(key_type, what)
         takes = check_per(per, what)
@@ -397,6 +403,9 @@ class TopicDeclarations:
                 f"the topic given to @app.entity is {topic!r}: give what app.topic "
                 "returns"
             )
+        check_texts(f"the entity of {topic.name!r}", source=source)
+        if name is not None:
+            check_texts(f"the entity of {source!r}", name=name)
         columns = check_columns(key, f"the entity {name or source!r}")
 
         def declare(function: Loader[V]) -> Loader[V]:

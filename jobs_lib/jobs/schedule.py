@@ -179,7 +179,7 @@ def _find_zone(name: str, tz: str) -> ZoneInfo:
     try:
         return ZoneInfo(tz)
     # The name is a folder of zones, a path that leads outside, or no zone.
-    except (ZoneInfoNotFoundError, ValueError, OSError):
+    except (ZoneInfoNotFoundError, TypeError, ValueError, OSError):
         raise ConfigurationError(
             f"the schedule {name!r} has the time zone {tz!r}, which is not known: give "
             "a name such as 'Europe/Zurich' or 'UTC'"
