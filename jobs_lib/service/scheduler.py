@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import psycopg
-
 from jobs_lib import telemetry
 from jobs_lib.loop import Loop
 from jobs_lib.postgres.database import plain_errors
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator
     from datetime import datetime
+
+    import psycopg
 
     from jobs_lib.jobs.schedule import Schedule
     from jobs_lib.postgres.database import Database
@@ -132,10 +132,13 @@ class Scheduler:
         """If one cannot be enqueued, try it again without delaying the others."""
         try:
             self._tick(connection, schedule, after, now)
-        except psycopg.OperationalError:
-            raise
         # The application's middleware may fail.
         except BaseException as error:
+            if connection.closed:
+                # This schedule may be the reason: next time the others go first.
+                self._schedules.remove(schedule)
+                self._schedules.append(schedule)
+                raise
             telemetry.emit("loop.failed", loop=f"schedule {schedule.name}", error=error)
 
     def _tick(
@@ -149,7 +152,7 @@ class Scheduler:
         if due.until is None:
             return
         with connection.transaction(), plain_errors():
-            connection.execute(self._queries["limit_idling"])
+            connection.execute(self._queries["limit_waiting"])
             moved = connection.execute(
                 self._queries["move_schedule"],
                 {"name": schedule.name, "ticked_at": after, "until": due.until},

@@ -16,11 +16,19 @@ where s.definition <> excluded.definition
 -- name: read_schedules
 select name, ticked_at from {schema}.schedules where name = any (%(names)s::text[])
 
--- name: limit_idling
+-- name: limit_waiting
 -- A pod that is stopped between two statements must not block the row for the others.
-set local idle_in_transaction_session_timeout = '10s'
+-- Nor may a group whose lock somebody holds for long: the other schedules wait behind it.
+select set_config('idle_in_transaction_session_timeout', '10s', true),
+    set_config('lock_timeout', '2s', true)
 
 -- name: move_schedule
--- Compare and set: of all pods that saw the same last tick, only one can move it.
-update {schema}.schedules set ticked_at = %(until)s
-where name = %(name)s and ticked_at = %(ticked_at)s
+-- Compare and set: of all pods that saw the same last tick, only one can move it. While
+-- one does so, the others pass the schedule over, and look again later.
+update {schema}.schedules s set ticked_at = %(until)s
+from (
+    select o.name from {schema}.schedules o
+    where o.name = %(name)s and o.ticked_at = %(ticked_at)s
+    for update skip locked
+) free
+where s.name = free.name

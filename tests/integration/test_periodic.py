@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+import psycopg
 import pytest
 
 from jobs_lib.service.scheduler import Scheduler
@@ -180,6 +181,78 @@ def test_a_schedule_that_fails_to_enqueue_is_retried_and_holds_up_no_other(
         clock.settle(1)
     types = admin.execute("select type from jobs_lib.jobs order by id").fetchall()
     assert types == [("sound",), ("broken",)]
+
+
+def two_schedules(url: str):
+    """An app with the schedules `first`, of a group, and `second`, in this order."""
+    app = make_app(url)
+
+    @app.periodic("* * * * *")
+    @app.job(group=lambda: "g")
+    def first(job: Job) -> None: ...
+
+    @app.periodic("* * * * *", missed="skip")
+    @app.job()
+    def second(job: Job) -> None: ...
+
+    return app
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_schedule_whose_group_is_locked_for_long_holds_up_no_other(
+    database_url, admin, connect, wait_for
+):
+    app = two_schedules(database_url)
+    clock = FakeClock(MIDDAY)
+    with heard("ticks.enqueued") as ticked, connect() as holder, scheduling(clock, app):
+        # A producer's transaction stays open, and with it its group's lock.
+        app.jobs["first"].enqueue(holder)
+        clock.set(MIDDAY + timedelta(minutes=1))
+        wait_for(lambda: ticked, timeout=60, what="the second schedule ticks")
+        assert [fields["schedule"] for _, fields in ticked] == ["second"]
+        holder.rollback()
+        clock.settle(1)
+        clock.set(MIDDAY + timedelta(minutes=1, seconds=10))
+        wait_for(lambda: len(ticked) == 2, what="the first one ticks, too")
+    types = admin.execute("select type from jobs_lib.jobs order by id").fetchall()
+    assert types == [("second",), ("first",)]
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_schedule_whose_middleware_meets_an_outage_holds_up_no_other(
+    database_url, admin, wait_for
+):
+    app = two_schedules(database_url)
+
+    @app.enqueue_middleware
+    def look_elsewhere(draft, call_next):
+        if draft.type == "first":
+            raise psycopg.OperationalError("another database does not answer")
+        return call_next(draft)
+
+    clock = FakeClock(MIDDAY)
+    with heard("ticks.enqueued") as ticked, scheduling(clock, app):
+        clock.set(MIDDAY + timedelta(minutes=1))
+        wait_for(lambda: ticked, what="the second schedule ticks")
+    assert admin.execute("select type from jobs_lib.jobs").fetchall() == [("second",)]
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_schedule_that_costs_the_connection_lets_the_others_go_first(
+    database_url, admin, wait_for
+):
+    admin.execute(
+        "create function cut() returns trigger language plpgsql as $$ begin"
+        " perform pg_terminate_backend(pg_backend_pid()); return new; end $$;"
+        "create trigger cut before insert on jobs_lib.jobs for each row"
+        " when (new.type = 'first') execute function cut()"
+    )
+    app = two_schedules(database_url)
+    clock = FakeClock(MIDDAY)
+    with heard("ticks.enqueued") as ticked, scheduling(clock, app):
+        clock.set(MIDDAY + timedelta(minutes=1))
+        wait_for(lambda: ticked, what="the second schedule ticks")
+    assert admin.execute("select type from jobs_lib.jobs").fetchall() == [("second",)]
 
 
 def test_a_pod_that_dies_inside_a_tick_neither_loses_nor_repeats_it(
