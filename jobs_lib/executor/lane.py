@@ -54,7 +54,8 @@ class Lane:
     after: int | None = None
     """The group goes on behind this id, once that job's outcome is written."""
     anew: bool = False
-    """Whether the group goes on from its start: commits may be lost."""
+    """Whether the group goes on from its start: commits may be lost, or a job that was
+    to wait for another attempt is gone."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import psycopg
 import pytest
 
-from jobs_lib.errors import FencedError
+from jobs_lib.errors import FencedError, UnknownCommitError
 from jobs_lib.executor.lane import Result
 from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.jobs.job import Discard, RetryAfter
@@ -195,3 +197,29 @@ def test_the_error_of_a_fenced_transaction_names_the_job_and_the_reason(scene, p
     scene.admin.execute("delete from jobs_lib.jobs")
     with pytest.raises(FencedError, match=f"job {job} was claimed on"):
         transaction.__exit__(None, None, None)
+
+
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.guarantee("FP9")
+def test_a_group_goes_on_when_a_commit_arrived_and_its_answer_was_lost(scene, pod):
+    jobs = [scene.enqueue(group="g") for _ in range(3)]
+    pod.rounds()
+    first = pod.start()
+    transaction = first.transaction()
+    effect(transaction.__enter__(), pod, first)
+    transaction.__exit__(None, None, None)
+    # The transaction is committed, and this process has not heard of it.
+    first.completed = False
+    pod.finish(first, UnknownCommitError("the connection was lost"))
+    newer = scene.enqueue(group="g")
+    # Some seconds later no sweep looks at these ids so soon.
+    pod.dispatcher._poller._late_commits._next_at = math.inf
+    ran = []
+    for _ in range(5):
+        pod.dispatcher._round(pod.round_trip)
+        while pod.startable:
+            job = pod.start()
+            ran.append(job.id)
+            pod.finish(job)
+    assert ran == [*jobs[1:], newer]
+    assert scene.effects() == jobs[:1]

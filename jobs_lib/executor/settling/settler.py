@@ -163,6 +163,13 @@ class Settler:
 
     def _read(self, settlement: Settlement, rows: list[tuple[Any, ...]]) -> None:
         jobs = self._completer.read(settlement, rows, again=self._doubtful)
+        if settlement.query == "retry" and len(jobs) < len(settlement.jobs):
+            written = {job.id for job in jobs}
+            for job in settlement.jobs:
+                # Its own transaction may have completed it, or somebody cancelled it.
+                # Then it is no longer the head that its group waits for.
+                if job.group is not None and job.id not in written:
+                    job.lane.anew = True
         if self._meter:
             self._meter.add_written(settlement.result.value, jobs)
 
