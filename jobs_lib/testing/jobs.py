@@ -256,7 +256,7 @@ class Jobs:
         transaction, and the job is removed. The handler's own transaction is a
         savepoint of the caller's, and the caller gets the handler's errors. A job for
         later is only enqueued, and a snoozed one stays. There are no attempts and no
-        order: test those with :meth:`drain`.
+        order: test those, and async handlers, with :meth:`drain`.
         """
         enqueue = JobType.enqueue
 

@@ -25,6 +25,7 @@ from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.job import Discard, Snooze
+from jobs_lib.jobs.lazy import refuse_lazy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -157,17 +158,18 @@ class OneByOne:
         function = job_type.function
 
         @functools.wraps(function)
-        def watched(*args: Any, **kwargs: Any) -> None:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             try:
-                function(*args, **kwargs)
+                # The runner refuses a result that is work not done.
+                return function(*args, **kwargs)
             except BaseException as error:
                 self._raised.append(error)
                 raise
 
         @functools.wraps(function)
-        async def watched_async(*args: Any, **kwargs: Any) -> None:
+        async def watched_async(*args: Any, **kwargs: Any) -> Any:
             try:
-                await cast("Any", function(*args, **kwargs))
+                return await cast("Any", function(*args, **kwargs))
             except BaseException as error:
                 self._raised.append(error)
                 raise
@@ -200,12 +202,20 @@ def run_inside(
     Its own transaction is a savepoint of the caller's. The caller gets every error of
     the handler except ``Discard`` and ``Snooze``. A snoozed job, and one that is not
     due, stay.
+
+    Raises:
+        JobsError: the handler is async, and its coroutine cannot run in here.
     """
     connection = driver_connection(caller)
     with connection.cursor(row_factory=class_row(Row)) as cursor:
         row = cursor.execute(queries["kit_read"], {"id": job_id}).fetchone()
     if row is None:
         return
+    if job_type.is_async:
+        raise JobsError(
+            f"inline() has no event loop, and the handler of {row.type!r} is async: "
+            "use drain()"
+        )
     job = make_job(row, read_installation(connection, queries))
 
     @contextmanager
@@ -217,10 +227,15 @@ def run_inside(
     try:
         with handling(row.origin):
             values = job_type.payload.decode(row.payload)
+            function = cast("Any", job_type.function)
             if job_type.batch > 1:
-                cast("Any", job_type.function)([Item(job, values["payload"])])
+                item = Item(job, values["payload"])
+                left = function([item])
+                if item.failure is not None:
+                    raise item.failure
             else:
-                job_type.function(job, **values)
+                left = function(job, **values)
+            refuse_lazy(left, f"the handler of {row.type!r}")
     except Snooze:
         return
     except Discard:

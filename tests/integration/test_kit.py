@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from jobs_lib import App, Discard, Job, Snooze, exponential
+from jobs_lib import App, Discard, Item, Job, Snooze, exponential
 from jobs_lib.errors import JobsError, PayloadError
 from jobs_lib.schemas.avro import parse_schema
 from jobs_lib.settings import load_settings
@@ -340,6 +340,64 @@ def test_inline_runs_a_job_in_the_transaction_that_enqueues_it(jobs: Jobs):
     ship.enqueue(conn, customer="ada", order=8)
     conn.commit()
     assert len(jobs.enqueued()) == 2
+
+
+@app.job()
+async def mail(job: Job, to: str) -> None:
+    ran.append(("mail", to))
+
+
+@app.batch(size=10)
+def index(items: list[Item[str]]) -> None:
+    for item in items:
+        if item.payload == "broken":
+            item.fail(ValueError("broken"))
+        elif item.payload == "later":
+            item.fail(Snooze(60))
+
+
+@app.job()
+def forgets_to_await(job: Job) -> Any:
+    async def work() -> None: ...
+
+    return work()
+
+
+def test_inline_refuses_an_async_handler_and_names_drain(jobs: Jobs):
+    with jobs.transaction() as conn, jobs.inline():
+        later = datetime.now(UTC) + timedelta(hours=1)
+        mail.options(run_at=later).enqueue(conn, to="eve")
+        with (
+            pytest.raises(JobsError, match=r"of 'mail' is async: use drain\(\)"),
+            conn.transaction(),
+        ):
+            mail.enqueue(conn, to="ada")
+    assert [one.payload for one in jobs.enqueued(mail)] == [{"to": "eve"}]
+    assert jobs.drain(include_future=True) == 1
+    assert ran == [("mail", "eve")]
+
+
+def test_inline_raises_the_error_with_which_an_item_of_a_batch_fails(jobs: Jobs):
+    with jobs.transaction() as conn, jobs.inline():
+        index.enqueue(conn, "sound")
+        index.enqueue(conn, "later")
+        with pytest.raises(ValueError, match="broken"), conn.transaction():
+            index.enqueue(conn, "broken")
+    assert [one.payload for one in jobs.enqueued()] == [{"payload": "later"}]
+
+
+def test_the_kit_fails_a_handler_that_returns_work_as_an_executor_does(jobs: Jobs):
+    with (
+        jobs.transaction() as conn,
+        jobs.inline(),
+        pytest.raises(JobsError, match="never awaited"),
+        conn.transaction(),
+    ):
+        forgets_to_await.enqueue(conn)
+    with jobs.transaction() as conn:
+        forgets_to_await.enqueue(conn)
+    with pytest.raises(JobsError, match="never awaited"):
+        jobs.drain()
 
 
 def test_the_kit_works_with_the_users_own_engine(jobs: Jobs):
