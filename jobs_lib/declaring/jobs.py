@@ -331,7 +331,8 @@ class JobDeclarations:
 
         It gets the :class:`Job` and a function that calls the handler; the first one
         declared is outermost. An async function is called around async handlers, a
-        plain one around plain handlers.
+        plain one around plain handlers, and around a call of a batch handler once for
+        each of its jobs, one call inside the other.
 
         Raises:
             ConfigurationError: it cannot be called with these arguments.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -48,6 +49,9 @@ _TIME_LIMIT = "time limit"
 """Stands in place of the error's class."""
 _LONGEST_TRACE = 8_000
 """The number of characters kept from the end of a traceback."""
+_NESTED = 100
+"""Calls of middleware inside one another around a batch handler: each takes a few of
+Python's thousand frames."""
 _MISFIT_PAUSE = 60.0
 """Seconds at most until a job that does not fit its handler is tried again."""
 
@@ -71,7 +75,8 @@ class Runner:
             types: the handlers, by the name of their type.
             connections: lends connections to handlers.
             middleware: middleware, the first one outermost; async functions are called
-                around async handlers, the others around plain handlers.
+                around async handlers, the others around plain handlers, and around a
+                batch handler once for each of its jobs.
             throttle: keeps the types' rates; None to let all jobs start.
             gates: of the types that wait for other groups.
             is_timed: note in each job when its handler ended.
@@ -91,6 +96,9 @@ class Runner:
             name: _surround(t.function, waiting if t.is_async else plain)
             for name, t in types.items()
         }
+        self._plain = plain
+        self._most = max(2, _NESTED // len(plain)) if plain else sys.maxsize
+        """The number of jobs that one call of a batch handler takes at most."""
         if throttle is not None:
             for name, function in self._functions.items():
                 self._functions[name] = throttle.guard(types[name], function)
@@ -167,13 +175,9 @@ class Runner:
 
     def _handle(self, items: list[_Claimed]) -> dict[int, Outcome | None]:
         ends: dict[int, Outcome | None] = {}
-        function: Callable[..., Any] = self._types[items[0][0].type].function
         try:
             with holding(_name_places([job for job, _ in items])):
-                # A new list: the handler may change it.
-                left = function([item for _, item in items])
-                if left is not None:
-                    refuse_lazy(left, f"the handler of {items[0][0].type!r}")
+                self._call(items)
         except BaseException as error:
             if len(items) > 1:
                 # Run each job alone to find the one that fails.
@@ -201,6 +205,36 @@ class Runner:
             outcome = None if failed is None else self._explain(job, failed)
             ends[job.id] = self._finish(job, outcome)
         return ends
+
+    def _call(self, items: list[_Claimed]) -> None:
+        """Call a batch handler, inside the middleware of each of its jobs."""
+        name = items[0][0].type
+        function: Callable[..., Any] = self._types[name].function
+        error: BaseException | None = JobsError("middleware has not run the handler")
+
+        def handle() -> None:
+            nonlocal error
+            try:
+                # A new list: the handler may change it.
+                left = function([item for _, item in items])
+                if left is not None:
+                    refuse_lazy(left, f"the handler of {name!r}")
+                error = None
+            except BaseException as one:
+                error = one
+                raise
+
+        call: Callable[[], Any] = handle
+        for job, _ in reversed(items):
+            for one in reversed(self._plain):
+                call = partial(one, job, call)
+        left = call()
+        if left is not None:
+            refuse_lazy(left, f"middleware around the handler of {name!r}")
+        # What the middleware of one job has prevented, or forgiven, is not done for the
+        # others: each must run alone.
+        if error is not None and len(items) > 1:
+            raise error
 
     async def run_async(self, job: ClaimedJob) -> Outcome | None:
         """Run one job with an async handler; see :meth:`run`."""
@@ -319,7 +353,7 @@ class Runner:
 
     def batch_size(self, job: ClaimedJob) -> int:
         """The number of jobs of its type that one call takes."""
-        return self._types[job.type].batch
+        return min(self._types[job.type].batch, self._most)
 
     def is_async(self, job: ClaimedJob) -> bool:
         """Whether the job's handler runs on the event loop."""
