@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from psycopg.sql import Composed
 
 _NAME = "jobs_lib_capture"
+_TRUNCATE = "jobs_lib_capture_truncate"
 
 
 class Executor(Protocol):
@@ -45,7 +46,8 @@ def capture_changes(
 
     The trigger writes only which entity has changed. The relay reads the state, by the
     function that ``app.entity`` declares, and sends a tombstone if the entity is gone.
-    A change of the key is refused: consumers would keep the old key for ever.
+    A change of the key is refused: consumers would keep the old key for ever. So is a
+    truncate, which names no rows: delete the rows instead.
 
     Args:
         op: Alembic's ``op``, or a connection.
@@ -74,16 +76,27 @@ def capture_changes(
         arguments=sql.SQL(", ").join(map(sql.Literal, arguments)),
     )
     _run(op, statement)
+    refusal = sql.SQL(
+        "create trigger {name} before truncate on {table}"
+        " for each statement execute function {function}()"
+    ).format(
+        name=sql.Identifier(_TRUNCATE),
+        table=_table(table),
+        function=sql.Identifier(schema, "refuse_truncate"),
+    )
+    _run(op, refusal)
 
 
 def stop_capturing(op: Executor, table: str) -> None:
     """Stop sending the changes of a table."""
-    _run(
-        op,
-        sql.SQL("drop trigger {name} on {table}").format(
-            name=sql.Identifier(_NAME), table=_table(table)
-        ),
-    )
+    # Tables that an earlier release captures lack the second trigger.
+    for name, drop in ((_NAME, "drop trigger"), (_TRUNCATE, "drop trigger if exists")):
+        _run(
+            op,
+            sql.SQL("{drop} {name} on {table}").format(
+                drop=sql.SQL(drop), name=sql.Identifier(name), table=_table(table)
+            ),
+        )
 
 
 def _table(name: str) -> sql.Identifier:

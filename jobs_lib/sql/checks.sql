@@ -247,6 +247,23 @@ join pg_namespace s on s.oid = c.relnamespace
 where t.tgenabled in ('D', 'R')
 order by 2, 3, 1
 
+-- name: check_truncates
+-- Find captured tables that could be truncated without a word: by earlier releases.
+select s.nspname, c.relname
+from pg_trigger t
+join pg_proc f on f.oid = t.tgfoid and f.proname = 'capture_change'
+join pg_namespace n on n.oid = f.pronamespace and n.nspname = %(schema)s
+join pg_class c on c.oid = t.tgrelid
+join pg_namespace s on s.oid = c.relnamespace
+-- A partition has its parent's trigger.
+where t.tgparentid = 0 and not exists (
+    select from pg_trigger r
+    join pg_proc g on g.oid = r.tgfoid and g.proname = 'refuse_truncate'
+        and g.pronamespace = n.oid
+    where r.tgrelid = t.tgrelid
+)
+order by 1, 2
+
 -- name: check_stopped
 select consumer_group, topic, partition, failed_offset, failure,
     failing_since at time zone 'UTC'

@@ -127,6 +127,34 @@ def test_a_key_that_changes_is_refused(admin, aircraft):
     assert len(rows(admin)) == 1
 
 
+def test_a_truncate_of_a_captured_table_is_refused_with_the_way_out(admin, aircraft):
+    admin.execute(f"insert into {aircraft} values ('{VALUE}', 1)")
+    with pytest.raises(
+        psycopg.errors.IntegrityConstraintViolation,
+        match=r'the changes of own."Aircraft" are sent',
+    ) as refused:
+        admin.execute(f"truncate {aircraft}")
+    assert VALUE not in str(refused.value)
+    disable = f"alter table {aircraft} disable trigger jobs_lib_capture_truncate"
+    assert disable in str(refused.value.diag.message_hint)
+    admin.execute(disable)
+    admin.execute(f"truncate {aircraft}")
+    assert len(rows(admin)) == 1
+
+
+def test_a_table_that_is_captured_no_more_can_be_truncated(admin, aircraft):
+    stop_capturing(admin, "own.Aircraft")
+    admin.execute(f"truncate {aircraft}")
+    assert rows(admin) == []
+
+
+def test_a_table_that_an_earlier_release_captures_can_stop(admin, aircraft):
+    admin.execute(f"drop trigger jobs_lib_capture_truncate on {aircraft}")
+    stop_capturing(admin, "own.Aircraft")
+    admin.execute(f"insert into {aircraft} values ('N1', 1)")
+    assert rows(admin) == []
+
+
 def test_ten_thousand_changes_at_once_are_captured(admin, aircraft):
     # A lock for each key would not fit into the server's table of locks.
     admin.execute(

@@ -198,6 +198,12 @@ def capture_off(bench: Bench) -> None:
     bench.admin.execute("alter table aircraft disable trigger jobs_lib_capture")
 
 
+def truncate_unseen(bench: Bench) -> None:
+    bench.admin.execute("create table aircraft (tail text)")
+    capture_changes(bench.admin, "aircraft", topic="aircraft-state", key="tail")
+    bench.admin.execute("drop trigger jobs_lib_capture_truncate on aircraft")
+
+
 def no_reexport_index(bench: Bench) -> None:
     bench.admin.execute("drop index jobs_lib.outbox_of_reexport")
 

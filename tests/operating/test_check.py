@@ -156,6 +156,13 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "jobs_lib_capture of the table aircraft is switched off",
             'alter table "public"."aircraft" enable trigger "jobs_lib_capture"',
         ),
+        (
+            faults.truncate_unseen,
+            "warn",
+            "outbox",
+            "the table aircraft is captured, and a truncate of it is not",
+            'create trigger jobs_lib_capture_truncate before truncate on "public".',
+        ),
         (faults.notes_off, "error", "outbox", "touched of .* outbox is", "enable"),
         (faults.nobody_owns, "error", "owners", "live owner: local/11", "start an"),
         (faults.dead_owner, "error", "owners", "live owner: local/12", "start an"),

@@ -36,6 +36,18 @@ def check_outbox(target: Target) -> Iterator[Finding]:
             f"alter table {quote(namespace)}.{quote(table)} enable trigger "
             f"{quote(trigger)}; then export again what has changed meanwhile",
         )
+    for namespace, table in target.rows(
+        "check_truncates", schema=target.database.schema
+    ):
+        yield Finding(
+            "warn",
+            "outbox",
+            f"the table {table} is captured, and a truncate of it is not refused: an "
+            "earlier release has made its trigger. Consumers would keep all rows",
+            f"create trigger jobs_lib_capture_truncate before truncate on "
+            f"{quote(namespace)}.{quote(table)} for each statement execute function "
+            f"{quote(target.database.schema)}.refuse_truncate()",
+        )
     if not target.rows("check_reexport_index", schema=target.database.schema):
         schema = quote(target.database.schema)
         yield Finding(
