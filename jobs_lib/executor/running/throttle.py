@@ -2,7 +2,9 @@
 
 The database has a bucket for each type. A job that finds it empty is put off to the
 time at which its turn should come; each process keeps its own queue of such times. They
-are guesses, because other processes have queues, too: only the bucket decides.
+are guesses, because other processes have queues, too: only the bucket decides. The
+queue begins anew when too few jobs come back at their times: the others were cancelled,
+or run in another process.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT = 3_600.0
 """After this many seconds a job asks again in any case: the rate may have changed."""
+_LATE = 2.0
+"""Seconds within which a job that was put off comes back after its time."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,9 @@ class _Gate:
     leased_until: float = 0.0
     empty_until: float = 0.0
     booked_until: float = 0.0
+    """The last time at which a job that was put off should start."""
+    kept_until: float = 0.0
+    """Up to which time jobs that were put off came back as they were booked."""
 
 
 class Throttle:
@@ -82,6 +89,15 @@ class Throttle:
         gate = self._gates[name]
         with gate.lock:
             now = time.monotonic()
+            between = 1 / rate.per_second
+            late = _LATE + between
+            if job.run_at is not None:
+                # One for each interval, as they were booked. Where fewer come, this
+                # time stays behind.
+                kept = max(gate.kept_until, now - 2 * late)
+                gate.kept_until = min(now, kept + between)
+            elif gate.kept_until < now - late:
+                gate.booked_until = min(gate.booked_until, now)
             # A job that was put off goes before those that have just come.
             if job.run_at is not None or gate.booked_until <= now:
                 if gate.leased and now < gate.leased_until:
@@ -89,7 +105,10 @@ class Throttle:
                     return
                 if now >= gate.empty_until and self._take(name, rate, gate):
                     return
-            at = max(now, gate.empty_until, gate.booked_until + 1 / rate.per_second)
+            if gate.booked_until <= now:
+                # The first of a new queue: nobody is late yet.
+                gate.kept_until = now
+            at = max(now, gate.empty_until, gate.booked_until + between)
             gate.booked_until = at = min(at, now + _LONGEST_WAIT)
         raise RateLimited(
             at - now, f"{rate.starts:,} starts in {rate.per:,g} s over all pods"
