@@ -146,9 +146,20 @@ Item: TypeAlias = ClaimedJob | Lane
 """An item for a worker: a job without a group, or a group's lane."""
 
 
-def get_head(item: Item) -> ClaimedJob:
-    """Get the item's first job."""
-    return item.jobs[0] if isinstance(item, Lane) else item
+def find_head(item: Item) -> ClaimedJob | None:
+    """The job with which an item begins; None if its lane is empty."""
+    if isinstance(item, Lane):
+        # Another thread may shorten the lane meanwhile, so it is not enough to look.
+        try:
+            return item.jobs[0]
+        except IndexError:
+            return None
+    return item
+
+
+def find_finished(item: Item) -> Finished:
+    """The place that takes the item's finished jobs; it tells whose item it is."""
+    return item.finished if isinstance(item, Lane) else item.lane.finished
 
 
 class Result(Enum):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.executor.claiming.early_ends import EarlyEnds, keep_one_value
-from jobs_lib.executor.claiming.found import find_head, put_in_order, read_rows
+from jobs_lib.executor.claiming.found import put_in_order, read_rows
 from jobs_lib.executor.claiming.gated import GatedRows
 from jobs_lib.executor.claiming.group_starts import GroupStarts
 from jobs_lib.executor.claiming.in_flight import InFlight
@@ -26,7 +26,7 @@ from jobs_lib.executor.claiming.scope import Scope
 from jobs_lib.executor.claiming.suspects import Suspects
 from jobs_lib.executor.claiming.wanted import WantedRows
 from jobs_lib.executor.claiming.windows import Windows
-from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane, find_head
 from jobs_lib.executor.section import Section
 from jobs_lib.ownership.lease import UNLIMITED, Lease
 from jobs_lib.ownership.role import EXECUTE
@@ -414,16 +414,19 @@ class Claimer:
 
     def take_back(self, item: Item) -> None:
         """Take back jobs that no worker has begun; claims ask for them again later."""
-        head = item if isinstance(item, ClaimedJob) else item.jobs[0]
-        again = self.wanted.hurry if head.crashes else self.wanted.add
-        again({head.id: head.lane.origin})
+        if head := find_head(item):
+            again = self.wanted.hurry if head.crashes else self.wanted.add
+            again({head.id: head.lane.origin})
         if isinstance(item, ClaimedJob):
             self.in_flight.give_back(item)
             return
         for job in item.jobs:
             self.in_flight.give_back(job)
-        item.jobs.clear()
-        item.more = False
+        if head:
+            # The head is asked for by its id. An empty lane says itself where its group
+            # goes on.
+            item.jobs.clear()
+            item.more = False
         self.in_flight.end_lane(item)
 
     def note_ended(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib.executor.claiming.rows import NEWER, SKIPPED, WINDOW, ClaimRow
 from jobs_lib.executor.claiming.suspects import SUSPECT
-from jobs_lib.executor.lane import ClaimedJob, Lane
+from jobs_lib.executor.lane import ClaimedJob, Lane, find_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -153,13 +153,6 @@ def put_in_order(
         return [], items
     urgent = [i for i in items if (h := find_head(i)) and h.crashes]
     return urgent, [i for i in items if not ((h := find_head(i)) and h.crashes)]
-
-
-def find_head(item: Item) -> ClaimedJob | None:
-    """The job with which an item begins; None if its lane is empty."""
-    if isinstance(item, Lane):
-        return item.jobs[0] if item.jobs else None
-    return item
 
 
 def _rank(item: Item) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from jobs_lib.executor.lane import Lane, get_head
+from jobs_lib.executor.lane import Lane, find_head
 from jobs_lib.executor.limiting.turn import Turn
 
 if TYPE_CHECKING:
@@ -36,10 +36,14 @@ class BatchRunner:
         """
         if isinstance(item, Turn):
             return None
-        size = self._runner.batch_size(get_head(item))
+        head = find_head(item)
+        if head is None:
+            # An empty lane, which has ended.
+            return None
+        size = self._runner.batch_size(head)
         if size == 1:
             return None
-        jobs, lanes = self._collect(item, size)
+        jobs, lanes = self._collect(item, head.type, size)
         jobs = _begin(jobs)
         try:
             self._run_together(jobs)
@@ -57,16 +61,16 @@ class BatchRunner:
                 self._ready.append(lane)
         return len(jobs)
 
-    def _collect(self, item: Item, size: int) -> tuple[list[ClaimedJob], list[Lane]]:
-        """Take jobs of the item's type, and the lanes that they are from."""
-        wanted = get_head(item).type
+    def _collect(
+        self, item: Item, wanted: str, size: int
+    ) -> tuple[list[ClaimedJob], list[Lane]]:
+        """Take jobs of the wanted type, and the lanes that they are from."""
         jobs: list[ClaimedJob] = []
         lanes: list[Lane] = []
         while True:
             if isinstance(item, Lane):
                 lanes.append(item)
-                while item.jobs and item.jobs[0].type == wanted and len(jobs) < size:
-                    jobs.append(item.jobs.popleft())
+                _take_of_lane(item, wanted, jobs, size)
             else:
                 jobs.append(item)
             if len(jobs) == size:
@@ -75,7 +79,9 @@ class BatchRunner:
                 following = self._ready.popleft()
             except IndexError:
                 return jobs, lanes
-            if isinstance(following, Turn) or get_head(following).type != wanted:
+            head = None if isinstance(following, Turn) else find_head(following)
+            # An empty lane is taken along, and ends with the others.
+            if isinstance(following, Turn) or (head and head.type != wanted):
                 self._ready.appendleft(following)
                 return jobs, lanes
             item = following
@@ -90,6 +96,19 @@ class BatchRunner:
                 continue
             if not lane.finished.add(job, outcome) and job.group is not None:
                 lane.failed = True
+
+
+def _take_of_lane(lane: Lane, wanted: str, jobs: list[ClaimedJob], size: int) -> None:
+    while len(jobs) < size:
+        # Its dispatcher may shorten the lane meanwhile.
+        try:
+            job = lane.jobs.popleft()
+        except IndexError:
+            return
+        if job.type != wanted:
+            lane.jobs.appendleft(job)
+            return
+        jobs.append(job)
 
 
 def _begin(jobs: list[ClaimedJob]) -> list[ClaimedJob]:

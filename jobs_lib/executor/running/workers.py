@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.executor.lane import get_head
+from jobs_lib.executor.lane import find_finished, find_head
 from jobs_lib.executor.limiting.turn import Turn
 from jobs_lib.executor.running.event_loop import AsyncWorkers
 from jobs_lib.executor.running.runner import Runner
@@ -151,14 +151,15 @@ class WorkerPool:
         ours: list[Item] = []
         others: list[Item | Turn] = []
         for item in [*self._workers.take_back(), *self._loop.take_back()]:
-            # A turn holds no jobs itself.
-            if not isinstance(item, Turn) and get_head(item).lane.finished is ended:
+            # A turn holds no jobs itself. And another dispatcher, which takes back at
+            # the same moment, may have emptied its lanes.
+            if not isinstance(item, Turn) and find_finished(item) is ended:
                 ours.append(item)
             else:
                 others.append(item)
         if others:
             self.put(others[::-1])
-        return sorted(ours, key=lambda item: get_head(item).id)
+        return sorted(ours, key=_find_id)
 
     def cancel(self, job: ClaimedJob) -> None:
         """Cancel a running handler, if it is async."""
@@ -168,7 +169,9 @@ class WorkerPool:
     def _is_async(self, item: Item | Turn) -> bool:
         if isinstance(item, Turn):
             return item.is_async
-        return self._runner.is_async(get_head(item))
+        head = find_head(item)
+        # Any worker ends an empty lane.
+        return head is not None and self._runner.is_async(head)
 
     def _put_lane(self, lane: Lane) -> None:
         self.put([lane])
@@ -178,3 +181,8 @@ class WorkerPool:
         await self._async_pool.open()
         async with self._async_pool.connection() as connection:
             yield connection
+
+
+def _find_id(item: Item) -> int:
+    head = find_head(item)
+    return head.id if head is not None else 0
