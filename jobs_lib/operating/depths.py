@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from jobs_lib.operating.session import bounded
+from jobs_lib.operating.session import STATEMENT_SECONDS, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from jobs_lib.postgres.database import Database
 
+_WITHIN = 3 * STATEMENT_SECONDS
+"""Seconds without an answer after which the server counts as silent."""
 _PAGES = 1_000
 """Pages in the sample of a larger table; its counts are scaled up."""
 
@@ -79,7 +81,10 @@ def read_consumed(database: Database, groups: Collection[str]) -> Consumed:
         return found
     given = {"groups": sorted(groups)}
     queries = database.queries
-    with database.connect("metrics") as connection, bounded(connection, database):
+    with (
+        database.connect("metrics", answer_within=_WITHIN) as connection,
+        bounded(connection, database),
+    ):
         rows = connection.execute(queries["measure_offsets"], given).fetchall()
         for group, topic, age, blocked in rows:
             found.blocked[group, topic] = blocked
@@ -103,7 +108,10 @@ def read_depths(database: Database) -> Depths:
         OperatingError: the role that connects may not read the tables.
     """
     found = Depths()
-    with database.connect("metrics") as connection, bounded(connection, database):
+    with (
+        database.connect("metrics", answer_within=_WITHIN) as connection,
+        bounded(connection, database),
+    ):
         sample = _Sample(connection, database)
         for type_, state, count, age in sample.read("jobs"):
             found.jobs[type_, state] = round(count * sample.scale)

@@ -74,7 +74,7 @@ def maintain(database: Database, keep: Iterable[int] = (1,)) -> Maintained:
     if any(not 1 <= days <= 3_660 for days in kept):
         raise OperatingError(f"the history keeps 1 to 3,660 days, not {kept}")
     done = Maintained()
-    with database.connect("maintenance") as connection:
+    with database.connect_for_upkeep() as connection:
         try:
             _maintain(connection, database, kept, done)
         except _Busy:

@@ -40,6 +40,9 @@ _VERSION = re.compile("[0-9]{4}_[a-z0-9_]+")
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
+_UPKEEP_WITHIN = 120.0
+"""Seconds within which a statement of the upkeep is answered: some delete many rows,
+and the server ends most of them after a minute."""
 BEGIN = "begin isolation level read committed"
 """Begins each of our transactions that psycopg does not begin itself. A statement that
 waited for a lock must see the rows that were committed meanwhile."""
@@ -121,13 +124,20 @@ class Database:
         return channel(self.schema, "outbox")
 
     def connect(
-        self, name: str, *, direct: bool = False, impatient: bool = False
+        self,
+        name: str,
+        *,
+        direct: bool = False,
+        impatient: bool = False,
+        answer_within: float | None = None,
     ) -> Session[TupleRow]:
         """Open a connection in autocommit mode; operators see ``name``.
 
         Args:
             name: part of the application's name.
             direct: past PgBouncer, for statements that need a session of their own.
+            answer_within: seconds after which a statement without an answer fails; None
+                to wait for ever.
             impatient: a statement without an answer for ``timeout`` seconds fails. For
                 loops whose statements are short; TCP alone does not notice a server
                 that stays connected and sends nothing.
@@ -145,7 +155,7 @@ class Database:
             )
         except psycopg.OperationalError as error:
             raise no_answer(url, error) from None
-        connection.answer_within = self.timeout if impatient else None
+        connection.answer_within = self.timeout if impatient else answer_within
         # Handlers' connections are left alone: they may read JSON as they like.
         set_json_loads(read_json, connection)
         prepare_connection(connection)
@@ -167,6 +177,14 @@ class Database:
                     "set enable_seqscan = off; set enable_bitmapscan = off"
                 )
         return connection
+
+    def connect_for_upkeep(self) -> Session[TupleRow]:
+        """Open a connection for maintenance, whose statements may take long.
+
+        Raises:
+            UnavailableError: the server does not answer within ten seconds.
+        """
+        return self.connect("maintenance", answer_within=_UPKEEP_WITHIN)
 
     def pool(self, name: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:
         """A pool of at most ``size`` connections in autocommit mode, opened lazily."""

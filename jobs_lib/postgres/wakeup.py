@@ -106,7 +106,7 @@ class Wakeup:
 
     def _connect(self, channel: str) -> None:
         try:
-            connection = self._database.connect("hints", direct=True)
+            connection = self._database.connect("hints", direct=True, impatient=True)
             connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         except Exception as error:
             # After close() nobody waits for hints, and the server may be stopping too.

@@ -243,7 +243,7 @@ def finish_open(database: Database) -> None:
     the last transaction that gave rows to a re-export was rolled back.
     """
     queries = database.queries
-    with database.connect("maintenance") as connection:
+    with database.connect_for_upkeep() as connection:
         for (reexport,) in connection.execute(queries["list_open"]).fetchall():
             finish_if_done(connection, queries, reexport)
 

@@ -23,6 +23,8 @@ IDLE_SECONDS = 10.0
 """Between two looks while there is none to be watched."""
 _WITHIN = 6.0
 """Seconds: an older answer of Kafka changes nothing."""
+_LAST_SECONDS = 1.0
+"""Seconds that a stop waits: PostgreSQL may not answer."""
 
 
 class LagWatch:
@@ -47,15 +49,16 @@ class LagWatch:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait for its look."""
-        self._loop.stop()
+        """Stop the thread, and wait a moment for its look."""
+        # It holds nothing that somebody waits for.
+        self._loop.stop(_LAST_SECONDS)
         if self._positions is not None:
             self._positions.stop()
 
     def _work(self) -> Iterator[None]:
         stopping = self._loop.stopping
         while not stopping.is_set():
-            with self._database.connect("re-export lag") as connection:
+            with self._database.connect(self._loop.name, impatient=True) as connection:
                 while watched := self._find_watched(connection):
                     for reexport, topic, group in watched:
                         self._steer(connection, reexport, topic, group)

@@ -186,7 +186,7 @@ def drop_ended(database: Database) -> list[int]:
     next call.
     """
     dropped = []
-    with database.connect("maintenance") as connection:
+    with database.connect_for_upkeep() as connection:
         rows = connection.execute(
             database.queries["list_ended_states"], {"schema": database.schema}
         ).fetchall()

@@ -115,7 +115,7 @@ class Filling:
     def _ask(self, query: str, declared: Subscription) -> list[tuple[Any, ...]]:
         names = {"group": declared.group, "topic": declared.topic}
         with (
-            self._database.connect("readiness") as connection,
+            self._database.connect("readiness", impatient=True) as connection,
             connection.transaction(),
         ):
             statement = self._database.queries[query]

@@ -32,6 +32,8 @@ _JITTER = 0.1
 _GONE_DAYS = 30
 """Much longer than a compacted topic keeps deleted keys."""
 _ROWS = 10_000
+_LAST_SECONDS = 5.0
+"""Seconds that a stop waits for a step; PostgreSQL may not answer."""
 # A fault that may last, such as a missing privilege, needs no retry each second.
 _AFTER_FAILURE = Retry(first=5.0, cap=_HOUR)
 
@@ -75,8 +77,9 @@ class Maintenance:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait for its current step."""
-        self._loop.stop()
+        """Stop the thread, and wait a moment for its current step."""
+        # What the step does not end now, it undoes, or another process does it again.
+        self._loop.stop(_LAST_SECONDS)
 
     def _work(self) -> Iterator[None]:
         while not self._loop.stopping.is_set():
@@ -97,19 +100,19 @@ class Maintenance:
     def _forget(self, name: str, values: dict[str, Any]) -> None:
         """Delete rows in batches, by a query that counts those that it deletes."""
         query = self._database.queries[name]
-        with self._database.connect("maintenance") as connection:
+        with self._database.connect_for_upkeep() as connection:
             forgotten = _ROWS
             while forgotten == _ROWS and not self._loop.stopping.is_set():
                 row = connection.execute(query, {**values, "rows": _ROWS}).fetchone()
                 forgotten = row[0] if row else 0
 
     def _forget_reached(self) -> None:
-        with self._database.connect("maintenance") as connection:
+        with self._database.connect_for_upkeep() as connection:
             for model in self._models:
                 model.forget_reached(connection)
 
     def _report_old_transactions(self) -> None:
-        with self._database.connect("maintenance") as connection:
+        with self._database.connect_for_upkeep() as connection:
             found = connection.execute(
                 self._database.queries["check_transactions"]
             ).fetchall()

@@ -34,6 +34,8 @@ _PAUSE = 15.0
 """Minimum of seconds between two reads of what waits."""
 _MOST_PARTITIONS = 100
 """The most partitions of a consumer with figures of their own."""
+_LAST_SECONDS = 1.0
+"""Seconds that a stop waits for a read."""
 _STALE = 60.0
 """Seconds after which the figures read are not shown any more."""
 
@@ -116,7 +118,8 @@ class _Reader:
     def stop(self) -> None:
         self._loop.stopping.set()
         self._asked.set()
-        self._loop.stop()
+        # It only reads, and PostgreSQL may not answer.
+        self._loop.stop(_LAST_SECONDS)
 
     def ask(self) -> tuple[Depths, Consumed] | None:
         """The figures read last; None if they are too old."""

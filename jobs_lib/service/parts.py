@@ -303,7 +303,7 @@ class PartMaker:
             return self._share(role, lasting, filled.find)
 
         def find() -> list[str]:
-            with self.database.connect("origins") as connection:
+            with self.database.connect("origins", impatient=True) as connection:
                 return lasting(connection)
 
         def find_passing(connection: psycopg.Connection[Any]) -> set[str]:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from jobs_lib import Rate, exponential
+from jobs_lib.reexport.lag import LagWatch
+from jobs_lib.service.maintenance import Maintenance
 from jobs_lib.service.service import Service
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 JOBS = 200
 TIMEOUT = 2
@@ -262,3 +268,79 @@ def test_a_stop_waits_for_no_answer_of_the_database_when_no_job_runs(
     finally:
         # If it waited, the test's own limit of time would end it.
         assert service.stop()
+
+
+def connected_as(admin, name: str, wait: str = "") -> int:
+    """How many connections of this name there are, which wait for such a thing."""
+    return admin.execute(
+        "select from pg_stat_activity where application_name like %s"
+        " and coalesce(wait_event_type, '') like %s and datname = current_database()",
+        (f"jobs_lib {name}%", wait or "%"),
+    ).rowcount
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("FP19")
+def test_the_watch_of_lags_notices_a_silent_database_and_stops(
+    url, admin, proxy, wait_for
+):
+    admin.execute(
+        "insert into jobs_lib.reexports (entity, topic, rate, lag_group, lag_limit)"
+        " values ('e', 'states', 60, 'g', 1)"
+    )
+    app = make_app(
+        proxy.url(url), database_timeout=1, kafka_bootstrap_servers="127.0.0.1:9"
+    )
+    watch = LagWatch(app.database(), app.settings)
+    watch.start()
+    try:
+        wait_for(lambda: connected_as(admin, "re-export lag"), what="it looks")
+        with heard("loop.failed") as failed:
+            proxy.hold()
+            wait_for(
+                lambda: any("no answer" in str(one["error"]) for _, one in failed),
+                what="the database is missed",
+            )
+        # If it waited, the test's own limit of time would end it.
+        watch.stop()
+    finally:
+        proxy.release()
+        watch.stop()
+
+
+@pytest.fixture
+def maintenance(url, admin, proxy, connect, wait_for) -> Iterator[Maintenance]:
+    """Maintenance behind the proxy, in a step whose statement waits for a lock."""
+    maintenance = Maintenance(make_app(proxy.url(url)).database(), [1])
+    with connect() as holder:
+        holder.execute("lock table jobs_lib.reexports")
+        maintenance.start()
+        try:
+            wait_for(
+                lambda: connected_as(admin, "maintenance", "Lock"), what="a step waits"
+            )
+            yield maintenance
+        finally:
+            holder.rollback()
+            proxy.release()
+            maintenance.stop()
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("FP19")
+def test_a_stop_waits_for_no_answer_to_a_step_of_the_maintenance(maintenance, proxy):
+    proxy.hold()
+    # If it waited, the test's own limit of time would end it.
+    maintenance.stop()
+
+
+@pytest.mark.expects("loop.failed")
+def test_maintenance_notices_a_silent_database(monkeypatch, request, proxy, wait_for):
+    monkeypatch.setattr("jobs_lib.postgres.database._UPKEEP_WITHIN", 4, raising=False)
+    request.getfixturevalue("maintenance")
+    with heard("loop.failed") as failed:
+        proxy.hold()
+        wait_for(
+            lambda: any("no answer" in str(one["error"]) for _, one in failed),
+            what="the database is missed",
+        )
