@@ -41,6 +41,14 @@ class Commits:
         """Note where a partition goes on; call under the lock."""
         self._untold[partition] = offset
 
+    def note_anew(self, partition: Partition) -> None:
+        """Note that a partition's topic was made anew; call under the lock.
+
+        Nothing of it is handled. An offset of the topic before would lead, whether it
+        waits here or was told until somebody noticed.
+        """
+        self.note(partition, 0)
+
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Forget partitions that others own now; call under the lock."""
         for partition in partitions:

@@ -124,7 +124,12 @@ class Consumer:
         """How far it is, and how long it was busy."""
         self._commits = Commits(member, self._changed, self.measures)
         self._looks = Looks(
-            self._offsets, topic_ids, self._partitions, self._changed, heartbeat
+            self._offsets,
+            topic_ids,
+            self._partitions,
+            self._changed,
+            self._commits,
+            heartbeat,
         )
         self._failures = Failures(self.group, self._declared, self._offsets, self._move)
         self._recovery = Recovery(
@@ -232,6 +237,7 @@ class Consumer:
                 )
                 if partition in replaced:
                     self._partitions[partition].replaced = True
+                    self._commits.note_anew(partition)
                 # The owner before may have ended between its two commits.
                 elif at is not None:
                     self._commits.note(partition, at)
@@ -394,7 +400,8 @@ class Consumer:
     def _move(self, progress: Progress, following: int, count: int) -> None:
         """Note that so many records are committed, and read on if few wait."""
         with self._changed:
-            self._commits.note(progress.partition, following)
+            if not progress.replaced:
+                self._commits.note(progress.partition, following)
             # Once it is to leave, nothing waits any more.
             if not progress.leaving:
                 progress.move(following, count)

@@ -111,6 +111,10 @@ class Done:
         owned: Mapping[Partition, Progress],
         sent: Sent,
     ) -> None:
+        # Of a topic that was made anew nothing is done, and the stored offset is one of
+        # the topic before. It may have been told, too, until somebody noticed.
+        anew = {one for one, progress in owned.items() if progress.replaced}
+        owned = {one: progress for one, progress in owned.items() if one not in anew}
         asked = {
             "group": self._group,
             "owner": self._owner,
@@ -147,7 +151,7 @@ class Done:
                 one: self._find_reached(one, None) or 0 for one in {*owned} - known
             }
             offsets |= self._derived.find(empty | offsets)
-        self._commit(offsets)
+        self._commit(offsets | dict.fromkeys(anew, 0))
 
     def _commit(self, offsets: Mapping[Partition, int]) -> None:
         now = time.monotonic()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
+    from jobs_lib.consuming.commits import Commits
     from jobs_lib.consuming.offsets import Offsets
     from jobs_lib.consuming.progress import Progress
     from jobs_lib.kafka.member import Partition
@@ -25,6 +26,7 @@ class Looks:
         topic_ids: TopicIds,
         partitions: Mapping[Partition, Progress],
         lock: threading.Condition,
+        commits: Commits,
         heartbeat: float,
     ) -> None:
         """Prepare.
@@ -34,12 +36,14 @@ class Looks:
             topic_ids: asks Kafka which topics these are.
             partitions: those that the consumer owns, always the same object.
             lock: guards the partitions.
+            commits: tell Kafka where partitions go on.
             heartbeat: seconds between two looks.
         """
         self._offsets = offsets
         self._topic_ids = topic_ids
         self._partitions = partitions
         self._lock = lock
+        self._commits = commits
         self._heartbeat = heartbeat
         self._looked_at = 0.0
 
@@ -88,3 +92,4 @@ class Looks:
                 known, found = progress.topic_id, ids.get(topic)
                 if known is not None and found is not None and known != found:
                     progress.replaced = True
+                    self._commits.note_anew(progress.partition)

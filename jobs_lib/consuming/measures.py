@@ -149,7 +149,8 @@ class Measures:
                 partition: (progress.stored, place)
                 for partition, progress in self._partitions.items()
                 if progress.reading
-                and not (progress.waiting or progress.busy or progress.in_doubt)
+                and not (progress.waiting or progress.busy)
+                and not (progress.in_doubt or progress.replaced)
                 and (place := positions.get(partition)) is not None
                 and place >= (progress.stored or 0)
             }

@@ -97,7 +97,9 @@ class Recovery:
         assert before is not None
         ids = self._read_ids([progress.partition[0]])
         if self._offsets.find_replaced(connection, [progress.partition], ids):
-            progress.replaced = True
+            with self._lock:
+                progress.replaced = True
+                self._commits.note_anew(progress.partition)
             return
         if start <= before <= end:
             with self._lock:
@@ -144,6 +146,8 @@ class Recovery:
             self._note_highest(connection, progress)
             with self._lock:
                 progress.start_again(before)
+                if before is not None:
+                    self._commits.note(partition, before)
             self._failures.clear(connection, progress)
             self._member.begin(partition, before)
             return
@@ -173,6 +177,7 @@ class Recovery:
             return
         with self._lock:
             progress.start_again(0)
+            self._commits.note(partition, 0)
         self._tell_moved(progress, before)
         self._member.begin(partition, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from unittest.mock import Mock
 from uuid import uuid4
 
@@ -15,7 +16,8 @@ from jobs_lib.kafka import poller
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, make_app, running
-from tests.support.records import key_of, produce
+from tests.support.groups import Group
+from tests.support.records import key_of, produce, read_committed
 
 MEBIBYTE = 1_048_576
 
@@ -175,18 +177,34 @@ def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
     wait_for,
     records,
 ):
-    name, app, seen = consume()
+    name, app, seen = consume(done=True)
+    group, done = f"{name}-g", f"{name}-g.done"
+
+    def read_told() -> list[dict[int, int] | None]:
+        return [read_committed(bootstrap_servers, one, name) for one in (group, done)]
+
     make_anew(name)
+    # Somebody who has not noticed yet has told the offset of the topic before.
+    for one in (group, done):
+        with closing(Group(bootstrap_servers, one)) as told:
+            told.commit(name, 10)
     produce(bootstrap_servers, name, [("k", 100 + n) for n in range(records)])
     with heard("topic.replaced") as replaced, running(app, "consumers"):
         # Again and again, as long as it stands still.
         wait_for(lambda: len(replaced) > 1, timeout=60, what="it is told")
+        nothing = [{0: 0}, {0: 0}]
+        wait_for(lambda: read_told() == nothing, timeout=60, what="nothing is done")
+        before = len(replaced)
+        wait_for(lambda: len(replaced) > before, timeout=60, what="it stands still")
+        assert read_told() == nothing
         assert seen == [*range(10)]
         assert read_offset(name) == 10
         assert read_failure(name) == (10, replaced[0][1]["error"])
         admin.execute("update jobs_lib.offsets set topic_id = null, next_offset = 1")
         wait_for(lambda: read_offset(name) == records, timeout=30, what="it goes on")
         assert read_failure(name) == (None, None)
+        all_is_in = [{0: records}, {0: records}]
+        wait_for(lambda: read_told() == all_is_in, timeout=60, what="all is done")
     assert replaced[0][1]["origin"] == f"{name}/0"
     assert replaced[0][1]["next_offset"] == 10
     assert "topic_id = null" in replaced[0][1]["error"]
