@@ -21,6 +21,7 @@ from jobs_lib.errors import (
     RefusedError,
     RequestConflictError,
     TopicError,
+    UnavailableError,
     UnknownPublishError,
 )
 from jobs_lib.streams.cause import number_request
@@ -108,6 +109,7 @@ class Once:
         Raises:
             ConfigurationError: the stream has ``acks=0``.
             RequestConflictError: the request has another key or value.
+            UnavailableError: it is remembered too slowly each time. Nothing was sent.
             UnknownPublishError: there is no answer in time.
         """
         if call.stream.rules.acks == "0":
@@ -149,6 +151,7 @@ class Once:
 
         Raises:
             ConfigurationError: the stream has ``acks=0``.
+            UnavailableError: as :meth:`publish`.
             UnknownPublishError: there is no answer in time.
         """
         number, newest = 0, None
@@ -225,9 +228,22 @@ class Once:
             call: the request.
             attempt: its number; None if another call has it.
             target: where the event goes.
+
+        Raises:
+            UnavailableError: it is remembered too slowly each time. Nothing was sent.
         """
+        until = time.monotonic() + self._seconds
         try:
             while attempt is not None and not self._is_current(call, target):
+                if time.monotonic() > until:
+                    yield partial(self._requests.forget, call.event, call.id, attempt)
+                    raise UnavailableError(
+                        f"to remember the request {call.id!r} for {call.event.topic!r} "
+                        f"took more than {_STALL_SECONDS:g} s each time, for "
+                        f"{self._seconds:g} s, and its event may not be sent so late: "
+                        "the database or this process is too slow. Nothing was sent. "
+                        "Call again later with the same id"
+                    )
                 # The process stood still, and others may look for the event soon; or
                 # the key may have another partition.
                 target = yield from self._choose(call)
