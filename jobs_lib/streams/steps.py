@@ -60,7 +60,7 @@ def _do(step: Step) -> Any:
         return step.wait()
     if isinstance(step, Pause):
         return time.sleep(step.seconds)
-    return step()
+    return _call(step)
 
 
 async def _do_async(step: Step) -> Any:
@@ -70,4 +70,19 @@ async def _do_async(step: Step) -> Any:
         return await step.wait_async()
     if isinstance(step, Pause):
         return await asyncio.sleep(step.seconds)
-    return await asyncio.to_thread(step)
+    return await asyncio.to_thread(_call, step)
+
+
+def _call(step: Callable[[], Any]) -> Any:
+    """Call a function of the library or of the application.
+
+    A ``next`` without anything left ends generators, and no future takes its error: a
+    task that waits for the thread would wait for ever.
+
+    Raises:
+        RuntimeError: the function has raised a StopIteration.
+    """
+    try:
+        return step()
+    except StopIteration as error:
+        raise RuntimeError("a function of a publish raised StopIteration") from error
