@@ -2,8 +2,9 @@
 
 It creates and drops the history's days, ends re-exports of which nothing is left, drops
 the staged states of those that have ended, deletes keys that have been gone for long,
-entities that answers need no more and old requests, and reports transactions that have
-been open for long: until they end, the dead rows of all other transactions pile up.
+entities that answers need no more, old requests and the places that ended jobs had, and
+reports transactions that have been open for long: until they end, the dead rows of all
+other transactions pile up.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Maintenance:
                 self._forget("forget_requests", {"seconds": self._request_seconds})
                 self._forget("forget_versions", {})
                 self._forget_reached()
+                self._forget_places()
                 self._maintain_at = time.monotonic() + _vary(_HOUR)
             yield
             self._loop.stopping.wait(_vary(self._interval))
@@ -110,6 +112,17 @@ class Maintenance:
         with self._database.connect_for_upkeep() as connection:
             for model in self._models:
                 model.forget_reached(connection)
+
+    def _forget_places(self) -> None:
+        """Delete the kept places of jobs that have ended, some jobs at a time."""
+        query = self._database.queries["forget_places"]
+        with self._database.connect("maintenance") as connection:
+            after: int | None = 0
+            while after is not None and not self._loop.stopping.is_set():
+                row = connection.execute(
+                    query, {"after": after, "rows": _ROWS}
+                ).fetchone()
+                after = row[0] if row else None
 
     def _report_old_transactions(self) -> None:
         with self._database.connect_for_upkeep() as connection:

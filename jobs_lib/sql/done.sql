@@ -63,6 +63,37 @@ delete from {schema}.kept_places where ctid = any (array(
     )
 ))
 
+-- name: forget_places
+-- Delete kept places whose jobs have ended, in the order of their jobs, whichever
+-- partition they are of: nobody sweeps those of which nobody tells how far they are done.
+-- Returns the job behind which the next look begins; null if there is none left.
+with seen as materialized (
+    select k.ctid as at, k.origin, k.job_id from {schema}.kept_places k
+    where k.job_id > %(after)s order by k.job_id limit %(rows)s
+),
+gone as (
+    delete from {schema}.kept_places where ctid = any (array(
+        select k.ctid from {schema}.kept_places k
+        where k.ctid = any (array(
+            select s.at from seen s
+            -- `offset 0`: one index look-up each, whatever the statistics say.
+            where not exists (
+                select from {schema}.jobs j
+                where j.origin = s.origin and j.id = s.job_id offset 0
+            ) and not exists (
+                select from {schema}.discarded d where d.id = s.job_id offset 0
+            )
+        ))
+        for update skip locked
+    ))
+    returning job_id
+)
+-- Of the last one there may be more than were looked at.
+select max(s.job_id) - (
+    count(*) = %(rows)s and max(s.job_id) in (select job_id from gone)
+)::int
+from seen s
+
 -- name: find_done
 -- The lowest place with an unfinished job, else the stored offset, and remember it: the
 -- next look begins there, so it never walks over what was done before. Nothing can appear

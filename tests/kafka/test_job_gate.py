@@ -11,7 +11,8 @@ from jobs_lib import PlaceError
 from jobs_lib.executor.limiting import gate as module
 from jobs_lib.executor.round_trip import RoundTrip
 from jobs_lib.operating import explain, retry
-from tests.support.apps import heard, make_app, running
+from jobs_lib.service.maintenance import Maintenance
+from tests.support.apps import count, heard, make_app, running
 from tests.support.groups import Group
 from tests.support.job_gates import Records, find_gate, find_waiting
 from tests.support.records import key_of, produce, read_committed
@@ -316,8 +317,9 @@ def test_a_job_that_waits_survives_its_executor_and_waits_at_the_next(
 
 
 @pytest.mark.guarantee("K22")
+@pytest.mark.parametrize("tells", [True, False], ids=["told", "not told"])
 def test_a_job_that_supersedes_others_waits_for_its_own_record(
-    make, admin, bootstrap_servers, topic, group, ran, wait_for
+    make, admin, database, bootstrap_servers, topic, group, ran, wait_for, tells
 ):
     name, other = topic(1), group()
     app = make(gate_refresh=REFRESH, home=name)
@@ -326,12 +328,13 @@ def test_a_job_that_supersedes_others_waits_for_its_own_record(
     def last(job, key: str, n: int) -> None:
         ran.append(n)
 
-    @app.consumer(name, group=f"{name}-own", done=True)
+    @app.consumer(name, group=f"{name}-own", done=tells)
     def handle(record, conn) -> None:
         last.enqueue(conn, record.key, record.offset)
 
-    def read_done() -> dict[int, int] | None:
-        return read_committed(bootstrap_servers, f"{name}-own.done", name)
+    def is_done(offset: int) -> bool:
+        found = read_committed(bootstrap_servers, f"{name}-own.done", name)
+        return found == {0: offset} or not tells
 
     with running(app, "consumers", "executor") as service:
         produce(bootstrap_servers, name, [("a", n) for n in range(4)])
@@ -343,10 +346,14 @@ def test_a_job_that_supersedes_others_waits_for_its_own_record(
         # Two may run: the later one does, and the last one waits for its own record.
         other.commit_soon(name, {0: 2})
         wait_for(lambda: ran == [1], timeout=30, what="the second one has run")
-        wait_for(lambda: read_done() == {0: 2}, timeout=30, what="two are done")
+        wait_for(lambda: is_done(2), timeout=30, what="two are done")
         other.commit_soon(name, {0: 4})
         wait_for(lambda: ran == [1, 3], timeout=30, what="the last one has run")
-        wait_for(lambda: read_done() == {0: 4}, timeout=30, what="all are done")
+        wait_for(lambda: is_done(4), timeout=30, what="all are done")
+    maintenance = Maintenance(database, {1})
+    maintenance.start()
+    wait_for(lambda: count(admin, "kept_places") == 0, what="no place is left")
+    maintenance.stop()
 
 
 def test_a_job_without_such_a_record_is_refused_or_put_off(

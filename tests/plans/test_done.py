@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.service.maintenance import Maintenance
+from tests.support.apps import count
 from tests.support.pages_read import count_pages
 from tests.support.places import Partition
 
@@ -89,3 +91,28 @@ def test_kept_places_that_are_done_do_not_make_a_look_dearer(
     for query in ("sweep_places", "find_done"):
         pages, plan = measure(database, admin, partition, query)
         assert pages < 60, plan
+
+
+@pytest.mark.guarantee("K22")
+def test_the_upkeep_deletes_kept_places_of_jobs_that_have_ended(
+    database, admin, partition, monkeypatch, wait_for
+):
+    fill(admin, partition, each=1)
+    low, high = admin.execute("select min(id), max(id) from jobs_lib.jobs").fetchone()
+    # More than one look takes in belong to one job, and more than the owner of the
+    # partition sees lie before the last ones: their jobs are unfinished.
+    for first, each in ((low, 1), (high + 1, 25)):
+        admin.execute(
+            "insert into jobs_lib.kept_places (source, record_offset, job_id, origin)"
+            " select %s, n, %s + n / %s, 'local/0' from generate_series(0, 2000) n",
+            (partition.source, first, each),
+        )
+        query = database.queries["forget_places"]
+        pages, plan = count_pages(admin, query, {"after": first, "rows": 10})
+        assert pages < 200, plan
+    monkeypatch.setattr("jobs_lib.service.maintenance._ROWS", 10)
+    maintenance = Maintenance(database, {1})
+    maintenance.start()
+    wait_for(lambda: count(admin, "kept_places") == 2_001, what="the others are gone")
+    maintenance.stop()
+    assert partition.find(admin) == 0
