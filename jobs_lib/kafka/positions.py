@@ -59,6 +59,11 @@ _UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _DENIED = KafkaError.GROUP_AUTHORIZATION_FAILED
 _DENIED_SECONDS = 30.0
+_SILENT_SECONDS = 1.0
+"""How long a group may take that has not answered: the others' answers must not become
+old meanwhile, and its client looks for its coordinator all the time."""
+_PATIENT = 10
+"""Each so many times such a group gets the whole time, since it may only be slow."""
 _MOST_EVENTS = 100
 _LAST_SECONDS = 1.0
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -129,13 +134,17 @@ class Positions:
         """When the next round may begin."""
         self._answers: dict[_Question, KnownOffsets] = {}
         self._answered: list[Callable[[], object]] = []
+        self._failing: set[tuple[Kind, str]] = set()
+        """Kinds and groups that were not answered when they were last asked for."""
         self._kafka = _Clients(settings, group or settings.pod, timeout)
         self._loop = Loop("positions", self._work, ended=self._kafka.close)
 
     def listen(self, answered: Callable[[], object]) -> None:
-        """Call a function after each round of requests; add it before :meth:`start`.
+        """Call a function after each answer; add it before :meth:`start`.
 
-        It is called in the thread that asks, and may ask for the next round.
+        So nobody waits for a group that does not answer, except who asked for it. It is
+        called after a round without any answer, too. It is called in the thread that
+        asks, and may ask for the next round.
         """
         self._answered.append(answered)
 
@@ -235,11 +244,11 @@ class Positions:
             self._next_at = began + self._interval
             with self._lock:
                 asked, self._asked = self._asked, set()
-            self._answer(asked, began)
+            self._answer(asked)
             yield
 
-    def _answer(self, asked: Collection[_Question], read_at: float) -> None:
-        """Ask Kafka; what one topic or group is refused keeps no others back."""
+    def _answer(self, asked: Collection[_Question]) -> None:
+        """Ask Kafka; a topic or group of which nothing is said keeps no others back."""
         self._kafka.close_idle()
         found, failures = self._kafka.find_partitions({one.topic for one in asked})
         topics: dict[tuple[Kind, str], _Partitions] = {}
@@ -251,26 +260,38 @@ class Positions:
                 # Of a topic that is gone nothing is known.
                 with self._lock:
                     self._answers.pop(one, None)
-        for (kind, group), wanted in topics.items():
+        has_answer = False
+        # What has failed comes last: it may take its whole time again.
+        for request in sorted(topics, key=self._failing.__contains__):
+            (kind, group), wanted = request, topics[request]
+            read_at = time.monotonic()
             try:
                 offsets = self._kafka.read(kind, group, wanted)
             except (JobsError, KafkaException) as error:
+                self._failing.add(request)
                 failures.append(error)
                 continue
+            self._failing.discard(request)
             if offsets is None:
                 continue
+            has_answer = True
             with self._lock:
                 for topic, partitions in wanted.items():
                     self._answers[_Question(kind, topic, group)] = KnownOffsets(
                         len(partitions), offsets.get(topic, {}), read_at
                     )
-        for answered in self._answered:
-            answered()
+            self._tell()
+        if not has_answer:
+            self._tell()
         for failure in failures:
-            if not isinstance(failure, AccessError):
+            if not has_answer and not isinstance(failure, AccessError):
                 raise failure
             # It may last: the next round comes as soon as without it.
             telemetry.emit("loop.failed", loop=self._loop.name, error=failure)
+
+    def _tell(self) -> None:
+        for answered in self._answered:
+            answered()
 
 
 class _Clients:
@@ -287,6 +308,8 @@ class _Clients:
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._denied: dict[str, tuple[float, AccessError]] = {}
         """Groups that may not be asked for: when to ask again, and the reason."""
+        self._silent: dict[str, int] = {}
+        """How often in a row a group was not answered in time."""
 
     def close(self) -> None:
         """Close all of them."""
@@ -360,14 +383,20 @@ class _Clients:
         name = group or self._group
         consumer = self._get(name, sees_uncommitted=kind == "high")
         ask = consumer.committed if group else consumer.offsets_for_times
+        timeout = self._timeout
+        if self._silent.get(group, 0) % _PATIENT:
+            timeout = min(timeout, _SILENT_SECONDS)
         for left in reversed(range(_TRIES)):
             try:
-                found = ask(places, timeout=self._timeout) if places else []
+                found = ask(places, timeout=timeout) if places else []
                 if not left or not self._refresh(consumer, found):
                     self._denied.pop(group, None)
+                    self._silent.pop(group, None)
                     return _sort(found)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
+                if group and error.code() in SILENT:
+                    self._silent[group] = self._silent.get(group, 0) + 1
                 if error.code() not in SOON or (
                     not left and error.code() not in _MISSING
                 ):
