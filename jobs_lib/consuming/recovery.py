@@ -85,6 +85,8 @@ class Recovery:
                 return
             before = progress.stored
             progress.start_again(stored)
+            # Kafka's offset would lead until the next record is handled.
+            self._commits.note(progress.partition, stored or 0)
         self._failures.clear(connection, progress)
         self._tell_moved(progress, before)
         self._member.begin(progress.partition, stored)

@@ -166,6 +166,33 @@ def test_a_partition_that_has_its_records_again_is_no_longer_said_to_stand_still
     assert seen == [*range(10)]
 
 
+@pytest.mark.guarantee("K21")
+def test_kafka_is_told_of_an_offset_that_went_back_before_its_record_is_handled(
+    make, topic, admin, bootstrap_servers, read_offset, read_failure, wait_for
+):
+    name, app = topic(1), make()
+    fails = threading.Event()
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        if fails.is_set():
+            raise ValueError("not now")
+
+    def read_told() -> dict[int, int] | None:
+        return read_committed(bootstrap_servers, f"{name}-g", name)
+
+    produce(bootstrap_servers, name, [("k", n) for n in range(10)])
+    with running(app, "consumers"), heard("record.failed"):
+        wait_for(lambda: read_told() == {0: 10}, timeout=60, what="all is told")
+        fails.set()
+        admin.execute("update jobs_lib.offsets set next_offset = 5")
+        wait_for(
+            lambda: read_failure(name)[0] == 5, timeout=60, what="the record fails"
+        )
+        wait_for(lambda: read_told() == {0: 5}, timeout=60, what="the place is told")
+        assert read_offset(name) == 5
+
+
 @pytest.mark.parametrize("records", [3, 20], ids=["shorter", "longer"])
 def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
     consume,
