@@ -26,6 +26,7 @@ from jobs_lib.kafka.client import (
     make_consumer,
     read_topics,
 )
+from jobs_lib.kafka.reader import Span
 from jobs_lib.kafka.refusal import SOON, explain_failed, missing_topics
 from jobs_lib.partitioner import split_origin
 
@@ -152,9 +153,24 @@ def count_left(
 ) -> int:
     """Count the offsets before some ends that a group has not passed.
 
+    The arguments and errors are those of :func:`find_left`.
+    """
+    left = find_left(settings, group, topic, stored, ends)
+    return sum(one.end - (one.start or 0) for one in left.values())
+
+
+def find_left(
+    settings: Settings,
+    group: str,
+    topic: str,
+    stored: Mapping[int, int | None],
+    ends: Mapping[int, int],
+) -> dict[int, Span]:
+    """Find the parts of partitions before some ends that a group has not passed.
+
     Args:
         settings: where Kafka is.
-        group: of consumers that store their offsets.
+        group: of consumers, which may store their offsets.
         topic: the topic's name in Kafka.
         stored: the offsets that they have stored, by partition.
         ends: of the partitions.
@@ -166,11 +182,15 @@ def count_left(
     starts = find_places(settings, topic, "start")
     # Kafka is also told of places behind which no record is left.
     told = read_committed(settings, group, topic)
-    return sum(
-        max(0, end - max(start, stored.get(number) or 0, told.get(number, 0)))
+    places = {
+        number: max(start, stored.get(number) or 0, told.get(number, 0))
         for number, start in starts.items()
-        if (end := ends.get(number)) is not None
-    )
+    }
+    return {
+        number: Span(place, ends[number])
+        for number, place in places.items()
+        if place < ends.get(number, 0)
+    }
 
 
 def read_committed(

@@ -22,7 +22,8 @@ import psycopg
 from jobs_lib.errors import JobsError, OperatingError, UnavailableError
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.partitions import add_partitions, count_on_brokers
-from jobs_lib.kafka.places import count_left, find_places
+from jobs_lib.kafka.places import find_left, find_places
+from jobs_lib.kafka.reader import PartsReader
 from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.operating.rewinds import read_places
 from jobs_lib.operating.session import bounded
@@ -30,10 +31,11 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.streams.permits import GOOD_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from jobs_lib.app import App
+    from jobs_lib.kafka.reader import Span
     from jobs_lib.postgres.session import Session
     from jobs_lib.streams.stream import Stream
 
@@ -111,6 +113,7 @@ def grow(
     if found == partitions:
         return 0.0
     waited_for = _find_groups(app, stream, groups)
+    _name_others(app, stream, tell)
     database = Database.of(app.settings)
     with (
         database.connect("grow", impatient=True) as connection,
@@ -285,9 +288,24 @@ def _list_behind(
         stored: dict[int, int | None] = {}
         if group.stores:
             stored.update(read_places(database, group.name, stream.name))
-        left = count_left(app.settings, group.name, stream.name, stored, ends)
-        if left:
+        spans = find_left(app.settings, group.name, stream.name, stored, ends)
+        if spans and not group.stores:
+            # Markers of transactions may be all that is left: nobody handles these.
+            stop.renew()
+            if not _has_records(app, stream, group, spans):
+                continue
+        if left := sum(one.end - (one.start or 0) for one in spans.values()):
             yield f"the group {group.name!r}, which is {left} offsets behind"
+
+
+def _has_records(
+    app: App, stream: Stream[Any], group: _Group, spans: Mapping[int, Span]
+) -> bool:
+    of_stream = {(stream.name, number): span for number, span in spans.items()}
+    with PartsReader(
+        app.settings, of_stream, group.name, most=1, patience=LEASE / 2
+    ) as reader:
+        return any(messages for _, messages in reader)
 
 
 def _await_brokers(
@@ -337,7 +355,12 @@ def _find_groups(
     """Find the groups that read a stream."""
     own = [one for one in app.consumers if one.topic == stream.name]
     groups = {one.group: _Group(one.group, stores=True) for one in own}
-    for name in (*(one.done_group for one in own if one.done), *others):
+    # Kafka alone knows how far these are.
+    transactional = [
+        one.group for one in app.transactionals if one.topic == stream.name
+    ]
+    done = [one.done_group for one in own if one.done]
+    for name in (*done, *transactional, *others):
         groups.setdefault(name, _Group(name, stores=False))
     if not groups:
         raise OperatingError(
@@ -346,3 +369,14 @@ def _find_groups(
             "handled a key's events before the key moves"
         )
     return [groups[name] for name in sorted(groups)]
+
+
+def _name_others(app: App, stream: Stream[Any], tell: Callable[[str], object]) -> None:
+    """Name the functions whose events nobody stops: Kafka alone knows of them."""
+    if app.transactionals:
+        groups = ", ".join(sorted(repr(one.group) for one in app.transactionals))
+        tell(
+            f"not stopping what @app.transactional sends, for the groups {groups}: if "
+            f"one of them sends to {stream.name!r}, stop its processes first, or keys "
+            "may lose their order"
+        )

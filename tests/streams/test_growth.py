@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from jobs_lib import GrowingError, OperatingError, UnavailableError
+from jobs_lib import Event, GrowingError, OperatingError, UnavailableError
 from jobs_lib.cli.main import cli
 from jobs_lib.kafka.client import count_partitions
 from jobs_lib.operating.growth import LEASE, explain_growth, grow, list_stopped
@@ -215,6 +215,50 @@ def test_a_group_that_does_not_follow_in_time_leaves_all_as_it_was(
     after = stream.publish(MOVES, 1, request="r1")
     assert (after.partition, after.offset) == (before.partition, 1)
     assert count_partitions(app.settings, name) == BEFORE
+
+
+@pytest.mark.guarantee("T20")
+def test_functions_in_transactions_of_kafka_are_waited_for(
+    make, own_broker, name, flows, wait_for
+):
+    app = make(**QUICK)
+    stream = app.stream(name)
+    totals = app.stream(own_broker.create(1))
+    # It has the markers of the function's transactions.
+    ends = app.stream(own_broker.create(1))
+
+    @app.transactional(name, group=f"{name}-sum", value=dict)
+    def sum_up(record) -> Event:
+        flows.wait()
+        return totals.event(record.key, record.value)
+
+    @app.transactional(totals.name, group=f"{name}-end", value=dict)
+    def end(record) -> Event:
+        return ends.event(record.key, record.value)
+
+    flows.clear()
+    stream.publish(MOVES, {"n": 1})
+    told: list[str] = []
+
+    def grow_both() -> None:
+        for topic, partitions in ((name, AFTER), (totals.name, 2)):
+            grow(app, topic, partitions, tell=told.append)
+
+    thread = threading.Thread(target=grow_both)
+    with running(app, "consumers"):
+        thread.start()
+        behind = f"waiting for the group '{name}-sum', which is 1 offsets behind"
+        wait_for(lambda: behind in told, timeout=60, what=lambda: f"it waits: {told}")
+        assert count_partitions(app.settings, name) == BEFORE
+        flows.set()
+        thread.join()
+    assert count_partitions(app.settings, name) == AFTER
+    assert count_partitions(app.settings, totals.name) == 2
+    assert told[0] == (
+        f"not stopping what @app.transactional sends, for the groups '{name}-end', "
+        f"'{name}-sum': if one of them sends to '{name}', stop its processes first, or "
+        "keys may lose their order"
+    )
 
 
 @pytest.mark.guarantee("T20")
