@@ -123,14 +123,16 @@ class Record(Generic[V_co, K_co]):
 
         It follows from the request by which the event was published, also if it is in
         the topic twice. Else it follows from the id that the sender gave it as a
-        CloudEvent, and else from its place.
+        CloudEvent, and else from its place and its time: a topic that was made anew
+        has other events at the same places.
         """
         if (request := self._read("ce_request")) is not None:
             known: list[Any] = ["request", request]
         elif (id_ := self._read("ce_id")) is not None:
             known = ["event", self._read("ce_source"), id_]
         else:
-            known = ["place", self.partition, self.offset]
+            milliseconds = round(self.timestamp.timestamp() * 1000)
+            known = ["place", self.partition, self.offset, milliseconds]
         return str(uuid5(_NAMESPACE, json.dumps([self.topic, *known])))
 
     def ensure_may_publish(self) -> None:

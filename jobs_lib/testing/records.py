@@ -29,7 +29,8 @@ def make_record(
     """A record as a handler gets it: with its value decoded; None for a tombstone.
 
     The version of a state stands in its header ``ce_version``, and its cause in
-    ``ce_cause``, as a relay writes them.
+    ``ce_cause``, as a relay writes them. Without a time it is written now; give one to
+    make the same record twice, with the same ``idempotency_key``.
     """
     given = {"ce_version": version, "ce_cause": cause}
     written = {name: str(text) for name, text in given.items() if text is not None}

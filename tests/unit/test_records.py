@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -177,19 +177,27 @@ def test_a_key_of_another_type_is_a_record_that_cannot_be_read(key_type, key):
 
 @pytest.mark.guarantee("T11", "T16")
 def test_an_event_has_one_idempotency_key_wherever_it_lies_in_the_topic():
-    def key_of(offset: int = 0, topic: str = "tenants", **headers: str) -> str:
+    def key_of(
+        offset: int = 0, topic: str = "tenants", ms: int = 0, **headers: str
+    ) -> str:
         given = {f"ce_{name}": text for name, text in headers.items()}
-        record = make_by_hand(1, topic=topic, offset=offset, headers=given)
+        at = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(milliseconds=ms)
+        record = make_by_hand(
+            1, topic=topic, offset=offset, headers=given, timestamp=at
+        )
         assert record.idempotency_key == record.idempotency_key
         return record.idempotency_key
 
     # The same in each release: providers remember it.
-    assert key_of() == "aa122dd5-7447-54c4-ae82-1e754173722a"
+    assert key_of() == "0a9dcc56-23bf-5958-ad65-d5828d3ea34c"
     assert key_of(7, request="r1", id="1") == key_of(8, request="r1", id="2")
     assert key_of(7, id="1", source="a") == key_of(8, id="1", source="a")
+    assert key_of(7, request="r1", ms=1) == key_of(7, request="r1", ms=2)
     others = [
         key_of(7),
         key_of(8),
+        # Another event, in a topic that was made anew.
+        *(key_of(7, ms=ms) for ms in range(1, 1_001)),
         key_of(request="r1"),
         key_of(request="r2"),
         key_of(id="r1"),
@@ -198,3 +206,5 @@ def test_an_event_has_one_idempotency_key_wherever_it_lies_in_the_topic():
         key_of(request="r1", topic="users"),
     ]
     assert len({*others}) == len(others)
+    read = make(FakeMessage())
+    assert pickle.loads(pickle.dumps(read)).idempotency_key == read.idempotency_key
