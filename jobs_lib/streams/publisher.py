@@ -141,6 +141,8 @@ class EventProducer:
         self._settings = settings
         self._seconds = settings.publish_timeout
         self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._let_in = False
+        """Whether a broker has ever let the client in, and so may have got events."""
         self._fatal: KafkaError | None = None
         """Why the client sends nothing any more."""
         self._heard: deque[tuple[Outcome, Place | Exception]] = deque()
@@ -174,6 +176,7 @@ class EventProducer:
             if self._refusals:
                 raise self._refusals[-1] from None
             raise explain(error.args[0], self._settings, topic, "DESCRIBE") from None
+        self._let_in = True
         self.known[topic] = period
 
     def send(self, event: Event, partition: int) -> Outcome:
@@ -184,7 +187,7 @@ class EventProducer:
             UnavailableError: the client's queue is full.
         """
         outcome = Outcome()
-        heard = partial(self._hear, outcome, event)
+        heard = partial(self._hear, outcome, event, partition)
         try:
             # Positional arguments: keywords would take a quarter of the call.
             self._producer.produce(
@@ -204,8 +207,16 @@ class EventProducer:
             ) from None
         return outcome
 
-    def explain(self, event: Event, error: KafkaError) -> Exception:
-        """Say what became of an event that got an error instead of a place."""
+    def explain(
+        self, event: Event, error: KafkaError, *, may_be_sent: bool = False
+    ) -> Exception:
+        """Say what became of an event that got an error instead of a place.
+
+        Args:
+            event: the event.
+            error: Kafka's or librdkafka's error.
+            may_be_sent: whether a broker may have the event.
+        """
         if error.code() == KafkaError._PURGE_QUEUE and self._fatal is not None:
             error = self._fatal
         if error.code() in OF_RECORD:
@@ -223,13 +234,17 @@ class EventProducer:
             return refusal
         if error.code() in OF_TOPIC:
             return missing_topics(self._settings, [event.topic])
+        reason = error.str()
         if self._refusals:
-            return self._refusals[-1]
+            if not may_be_sent:
+                return self._refusals[-1]
+            # A broker may have stored the event before it refused the next login.
+            reason = str(self._refusals[-1])
         unknown = UnknownPublishError(
             f"Kafka at {self._settings.kafka_bootstrap_servers} has not acknowledged "
             f"an event of {event.topic!r} within {self._seconds:g} s (JOBS_LIB_"
-            f"PUBLISH_TIMEOUT): {error.str()}. Nobody knows whether it is in the "
-            "topic. Publish it again with the same request id, which finds out"
+            f"PUBLISH_TIMEOUT): {reason}. Nobody knows whether it is in the topic. "
+            "Publish it again with the same request id, which finds out"
         )
         unknown.subject = "Kafka"
         return unknown
@@ -259,12 +274,18 @@ class EventProducer:
         self,
         outcome: Outcome,
         event: Event,
+        asked: int,
         error: KafkaError | None,
         message: Message,
     ) -> None:
         if error is not None:
-            self._heard.append((outcome, self.explain(event, error)))
+            # Only who was let in knows the partitions among which it chooses.
+            has_chosen = asked < 0 <= _read_partition(message)
+            may_be_sent = self._let_in or has_chosen
+            explained = self.explain(event, error, may_be_sent=may_be_sent)
+            self._heard.append((outcome, explained))
             return
+        self._let_in = True
         self._refusals.clear()
         offset = message.offset()
         known = None if offset is None or offset < 0 else offset
@@ -279,6 +300,11 @@ class EventProducer:
         while self._heard:
             outcome, result = self._heard.popleft()
             outcome.settle(result)
+
+
+def _read_partition(message: Message) -> int:
+    partition = message.partition()
+    return ANY_PARTITION if partition is None else partition
 
 
 def _size(event: Event) -> int:
