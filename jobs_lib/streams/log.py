@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -32,6 +32,19 @@ _PAUSE = 0.1
 """Seconds until such a broker is asked again."""
 _FRESH_SECONDS = 10.0
 """How long a known end is good enough to begin a search at."""
+_PART = 0.5
+"""Of the time limit of a publish: how long a part of a search takes."""
+
+
+class Search(NamedTuple):
+    """How far the search for an event has come."""
+
+    offset: int | None
+    """Of the event; None as long as it is not found."""
+    reached: int
+    """Up to here it was searched."""
+    is_over: bool
+    """Whether it was found, or is not in the partition."""
 
 
 class Log:
@@ -106,10 +119,11 @@ class Log:
 
     def find_request(
         self, event: Event, partition: int, start: int, request: str
-    ) -> int | None:
+    ) -> Search:
         """Find the event of a request: read from ``start`` to the end that is now.
 
-        Returns its offset; None if it is not in the partition.
+        It returns before a sender's time is over: if the search is not, call it again
+        with what was reached.
 
         Raises:
             UnavailableError: no broker answers, or refuses.
@@ -133,16 +147,19 @@ class Log:
                 f"nobody knows yet whether the request {request!r} was sent: {error}"
             ) from None
 
-    def _find(
-        self, topic: str, partition: int, span: Span, sought: bytes
-    ) -> int | None:
+    def _find(self, topic: str, partition: int, span: Span, sought: bytes) -> Search:
+        until = time.monotonic() + _PART * self._seconds
         with PartsReader(self._settings, {(topic, partition): span}, _GROUP) as reader:
             for _, messages in reader:
                 for message in messages:
                     headers = message.headers() or ()
                     if dict(headers).get(REQUEST_HEADER) == sought:
-                        return message.offset()
-        return None
+                        offset = message.offset() or 0
+                        return Search(offset, offset, is_over=True)
+                if time.monotonic() > until:
+                    reached = (messages[-1].offset() or 0) + 1
+                    return Search(None, reached, is_over=False)
+        return Search(None, span.end, is_over=True)
 
     def _count_partitions(self, topic: str) -> int:
         known = self._ask(

@@ -205,14 +205,19 @@ class Once:
             return call.stream.answer(call.event, place)
         if not known.is_over:
             return None
-        start = known.partition, known.search_from
+        partition, start, attempt = known.partition, known.search_from, known.attempts
         take = partial(self._requests.take, call.event, call.id)
-        attempt = yield partial(take, *start, known.attempts)
-        if attempt is None:
-            return None
-        offset = yield partial(self._log.find_request, call.event, *start, call.id)
-        if offset is not None:
-            return (yield from self._note(call, Place(known.partition, offset)))
+        find = partial(self._log.find_request, call.event, partition)
+        is_over = False
+        while not is_over:
+            # Before each part of the search: others take over from who is silent for
+            # long, and go on where this one is.
+            attempt = yield partial(take, partition, start, attempt)
+            if attempt is None:
+                return None
+            offset, start, is_over = yield partial(find, start, call.id)
+            if offset is not None:
+                return (yield from self._note(call, Place(partition, offset)))
         yield from self._check(call)
         # The key may have another partition by now, if the topic has grown.
         target = yield from self._choose(call)

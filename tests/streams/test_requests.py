@@ -25,6 +25,7 @@ from jobs_lib.streams.log import Log
 from jobs_lib.streams.requests import Requests
 from tests.support.canary import VALUE
 from tests.support.processes.publishers import MAY_PUBLISH, STEPS
+from tests.support.records import produce
 from tests.support.topics import make_anew
 from tests.support.waiting import linger
 
@@ -214,6 +215,39 @@ def test_a_cancelled_publish_is_found_when_it_is_repeated(
     answer = make().stream(name).publish("t1", STATE, request="r1")
     assert [one.json for one in read_log(name)] == [{"warm": 1}, STATE]
     assert answer.offset == 1
+
+
+@pytest.mark.guarantee("T14")
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "not there"])
+def test_a_long_search_keeps_its_request_and_what_it_has_read(
+    make, own_broker, admin, monkeypatch, is_there
+):
+    name = own_broker.create(1)
+    others = [("t2", n) for n in range(2_500)]
+    produce(own_broker.bootstrap_servers, name, others)
+    stream = make().stream(name)
+    first = stream.publish("t1", STATE, request="r1" if is_there else "r0")
+    admin.execute(
+        "update jobs_lib.requests"
+        " set id = 'r1', record_offset = null, partition = 0, search_from = 0"
+    )
+    end_senders_time(admin)
+    # Each fetch takes the whole time of a part of the search.
+    monkeypatch.setattr("jobs_lib.streams.log._PART", -1.0)
+    taken: list[tuple[int, int]] = []
+    take = Requests.take
+
+    def note(self, event, request, partition, search_from, attempts):
+        taken.append((search_from, attempts))
+        return take(self, event, request, partition, search_from, attempts)
+
+    monkeypatch.setattr(Requests, "take", note)
+    answer = make().stream(name).publish("t1", STATE, request="r1")
+    assert answer.offset == first.offset + (not is_there)
+    places, attempts = zip(*taken, strict=True)
+    assert len({*places}) > 2
+    assert sorted(places) == [*places]
+    assert attempts == tuple(range(1, len(taken) + 1))
 
 
 @pytest.mark.guarantee("T14")
