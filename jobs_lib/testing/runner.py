@@ -9,9 +9,10 @@ import asyncio
 import copy
 import functools
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID, uuid4
 
 from psycopg.rows import class_row, tuple_row
@@ -25,10 +26,10 @@ from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.job import Discard, Snooze
-from jobs_lib.jobs.lazy import refuse_lazy
+from jobs_lib.returned import refuse_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator
     from datetime import datetime
 
     import psycopg
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.type import JobType
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
+
+T = TypeVar("T")
 
 _FINE = {Result.COMPLETED, Result.COMMITTED, Result.SNOOZED, Result.DISCARDED}
 
@@ -106,7 +109,7 @@ class OneByOne:
         if self._runner.batch_size(job) > 1:
             (outcome,) = self._runner.run_batch([job])
         elif self._runner.is_async(job):
-            outcome = asyncio.run(self._runner.run_async(job))
+            outcome = _run_to_the_end(self._runner.run_async(job))
         else:
             outcome = self._runner.run(job)
         self._settle(connection, job, outcome)
@@ -192,6 +195,17 @@ class OneByOne:
         pool = self._database.async_pool("test handlers", 1)
         async with pool, pool.connection() as connection:
             yield connection
+
+
+def _run_to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    # An async test has a loop in this thread, and a thread has one at a time.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def run_inside(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -65,6 +66,12 @@ def publish(job: Job, customer: str, n: int) -> None:
     ran.append(("publish", n))
     if n == 0:
         raise ConnectionError("the broker does not answer")
+
+
+@app.job()
+async def send_text(job: Job, customer: str) -> None:
+    await asyncio.sleep(0)
+    ran.append(("text", customer))
 
 
 @app.consumer("orders", group="tracker")
@@ -506,3 +513,17 @@ def test_the_kits_schema_registry_ends_with_the_test(jobs_database_url):
         sold.send(conn, key="1", value={"id": 1})
         assert sold.encode({"id": 1}) != encoded
     assert sold.encode({"id": 1}) == encoded
+
+
+def test_async_handlers_run_in_plain_and_in_async_tests(jobs):
+    async def test() -> None:
+        jobs.drain()
+
+    for customer in ("ada", "bob"):
+        with jobs.transaction() as conn:
+            send_text.enqueue(conn, customer=customer)
+        if customer == "ada":
+            jobs.drain()
+        else:
+            asyncio.run(test())
+    assert ran == [("text", "ada"), ("text", "bob")]
