@@ -95,7 +95,7 @@ class Done:
         self._soon.set()
 
     def _work(self) -> Iterator[None]:
-        with self._database.connect(self._loop.name) as connection:
+        with self._database.connect(self._loop.name, impatient=True) as connection:
             # Another server may lack commits, so all of it is found out again.
             sent = Sent(lambda: self._database.queries)
             while not self._loop.stopping.is_set():

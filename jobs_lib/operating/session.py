@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from jobs_lib.errors import OperatingError
+from jobs_lib.postgres.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,9 @@ def bounded(
             for it; nothing was changed.
     """
     patience = LOCK_SECONDS if lock_seconds is None else lock_seconds
+    if isinstance(connection, Session) and connection.answer_within is None:
+        # A silent server does not end statements either.
+        connection.answer_within = STATEMENT_SECONDS + database.timeout
     try:
         with connection.transaction():
             connection.execute(

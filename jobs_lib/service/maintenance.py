@@ -116,7 +116,7 @@ class Maintenance:
     def _forget_places(self) -> None:
         """Delete the kept places of jobs that have ended, some jobs at a time."""
         query = self._database.queries["forget_places"]
-        with self._database.connect("maintenance") as connection:
+        with self._database.connect_for_upkeep() as connection:
             after: int | None = 0
             while after is not None and not self._loop.stopping.is_set():
                 row = connection.execute(

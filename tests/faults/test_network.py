@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from jobs_lib import Rate, exponential
+from jobs_lib.operating import session
 from jobs_lib.reexport.lag import LagWatch
 from jobs_lib.service.maintenance import Maintenance
 from jobs_lib.service.service import Service
@@ -306,6 +307,22 @@ def test_the_watch_of_lags_notices_a_silent_database_and_stops(
     finally:
         proxy.release()
         watch.stop()
+
+
+def test_a_command_ends_when_the_database_is_silent(url, proxy, monkeypatch):
+    monkeypatch.setattr(session, "STATEMENT_SECONDS", 1.0)
+    database = make_app(proxy.url(url), database_timeout=1).database()
+    with database.connect("test") as connection:
+        with session.bounded(connection, database):
+            connection.execute("select 1")
+        proxy.hold()
+        # If it waited, the test's own limit of time would end it.
+        with (
+            pytest.raises(psycopg.OperationalError, match="no answer"),
+            session.bounded(connection, database),
+        ):
+            connection.execute("select 1")
+    proxy.release()
 
 
 @pytest.fixture
