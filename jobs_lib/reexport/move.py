@@ -101,13 +101,13 @@ def end_move(database: Database, entity: Entity, topic: Topic[Any]) -> str:
                 "begins that"
             )
         former = str(found[0])
-        latest = connection.execute(
-            queries["find_latest_to"], {"entity": entity.name, "topic": topic.name}
-        ).fetchone()
-        if latest is None or latest[1] != "finished":
+        filled = connection.execute(queries["is_copy_filled"], values).fetchone()
+        if filled != (True,):
             raise ReexportError(
-                f"the re-export to {topic.name!r} has not finished, so keys are "
-                f"missing there: see `jobs-lib reexport status {entity.name}`"
+                f"the re-export that fills {topic.name!r} has not finished, so keys "
+                f"are missing there: see `jobs-lib reexport status {entity.name}`, and "
+                f"if it was cancelled, `jobs-lib reexport start {entity.name} --topic "
+                f"{topic.declared} --rate N` begins it again"
             )
         for name in (former, topic.name):
             row = connection.execute(

@@ -113,10 +113,10 @@ def rebuild(
         found = _find(database, entity) or found
     if not found.filling:
         _refuse_older(database, entity, found)
-        latest = _find_ended(database, entity, found)
-        if latest is not None:
+        ended = _find_ended(database, entity, found)
+        if ended is not None:
             _end(database, entity)
-            return latest
+            return ended
     begun = begin(database, entity, rate=rate, chunk=chunk, watch_lag=watch_lag)
     with database.connect("re-export") as connection:
         _run(connection, database, entity, "note_begun", reexport=begun.id)
@@ -214,13 +214,12 @@ def _refuse_older(database: Database, entity: Entity, found: Rebuild) -> None:
 
 def _find_ended(database: Database, entity: Entity, found: Rebuild) -> Progress | None:
     """The re-export that filled the topic, if it has ended and nobody noted it."""
+    values = {"topic": found.topic, "after": found.last_reexport}
     with database.connect("re-export") as connection:
-        row = _run(connection, database, entity, "find_latest").fetchone()
-        if row is None or row[0] <= found.last_reexport:
+        row = _run(connection, database, entity, "find_filled", **values).fetchone()
+        if row is None:
             return None
-        progress = read_progress(connection, database.queries, row[0])
-    filled = progress.state == "finished" and not progress.stale
-    return progress if filled else None
+        return read_progress(connection, database.queries, row[0])
 
 
 def _run(

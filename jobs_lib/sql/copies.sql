@@ -30,3 +30,13 @@ or exists (
 
 -- name: end_copy
 delete from {schema}.topic_copies where entity = %(entity)s and copy = %(copy)s
+
+-- name: is_copy_filled
+-- Whether a re-export has filled it that began while it was fed. An earlier one lacks what
+-- was sent in between.
+select exists (
+    select from {schema}.topic_copies c
+    join {schema}.reexports x on x.entity = c.entity and x.topic = c.copy
+        and x.started_at >= c.began_at
+    where c.entity = %(entity)s and c.copy = %(copy)s and {has_filled}
+)

@@ -149,10 +149,20 @@ select cast({schema}.reexport_changes(
 select id, state from {schema}.reexports where entity = %(entity)s
 order by id desc limit 1
 
--- name: find_latest_to
-select id, state from {schema}.reexports
-where entity = %(entity)s and topic = %(topic)s and not stale
-order by id desc limit 1
+-- part: has_filled
+-- Whether the re-export `x` has sent each key of its entity's table. One of stale keys, of
+-- a DataFrame, or of the changes of transactions alone says nothing about other keys.
+(
+    x.state = 'finished' and not x.stale and x.source = 'table' and exists (
+        select from {schema}.reexport_ranges r where r.reexport_id = x.id
+    )
+)
+
+-- name: find_filled
+-- The latest re-export that has filled a topic, and began after another one.
+select x.id from {schema}.reexports x
+where x.entity = %(entity)s and x.topic = %(topic)s and x.id > %(after)s and {has_filled}
+order by x.id desc limit 1
 
 -- name: pending_ranges
 select range, keys from {schema}.reexport_ranges

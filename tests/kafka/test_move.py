@@ -143,6 +143,32 @@ def test_the_switch_waits_for_what_is_on_its_way(shop, goal, wait_for):
 
 
 @pytest.mark.guarantee("W24")
+def test_only_a_re_export_of_the_whole_table_fills_a_new_topic(shop, goal):
+    move(shop, goal, rate=60)
+    reexport.cancel(shop.database, "items")
+    # A service that writes to the new topic already gives a change to a re-export.
+    with shop.database.connect("test") as connection, connection.transaction():
+        connection.execute(
+            "select jobs_lib.reexport_changes('items', %s, 60000)", [goal.declared]
+        )
+        connection.execute(
+            "select jobs_lib.send_current(%s, '7', 'items')", [goal.declared]
+        )
+    with running(shop.app, "relay"):
+        assert shop.await_end().state == "finished"
+    assert shop.read_newest(goal.name).keys() == {"7"}
+    with pytest.raises(ReexportError, match="has not finished"):
+        end_move(shop.database, shop.entity, goal)
+    # One that filled the topic before it was fed lacks what was sent in between.
+    move(shop, goal)
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    shop.admin.execute("update jobs_lib.topic_copies set began_at = clock_timestamp()")
+    with pytest.raises(ReexportError, match="has not finished"):
+        end_move(shop.database, shop.entity, goal)
+
+
+@pytest.mark.guarantee("W24")
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_change_that_an_operator_drops_reaches_the_new_topic(
     shop, goal, admin, wait_for, gone

@@ -211,3 +211,23 @@ def test_a_re_export_that_began_before_the_topic_was_empty_does_not_count(
     with running(shop.app, "executor", "relay"):
         shop.await_end()
     check_equal(shop)
+
+
+@pytest.mark.guarantee("W27")
+def test_changes_that_were_given_meanwhile_do_not_count_as_what_fills_the_topic(
+    shop, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        kill_at(patch, "note_emptied", after=True)
+        with pytest.raises(Killed):
+            run(shop)
+    with shop.database.connect("test") as connection, connection.transaction():
+        given = shop.app.reexport_changes(connection, "items", rate=60_000)
+        shop.topic.send_current(connection, key="7")
+    with running(shop.app, "relay"):
+        ended = shop.await_end()
+    assert (ended.id, ended.state, ended.sent) == (given, "finished", 1)
+    assert run(shop).id > given
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    check_equal(shop)
