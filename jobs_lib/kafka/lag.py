@@ -83,7 +83,7 @@ def ask_lag(positions: Positions, topic: str, group: str, within: float) -> int 
     return count_lag(starts.offsets, ends.offsets, committed.offsets)
 
 
-def find_readers(settings: Settings, topic: str) -> Readers:
+def find_readers(settings: Settings, topic: str, *, every: bool = False) -> Readers:
     """Find the groups that have committed offsets of a topic, and how far each is.
 
     Groups are left out that this client may not describe.
@@ -91,6 +91,7 @@ def find_readers(settings: Settings, topic: str) -> Readers:
     Args:
         settings: where Kafka is.
         topic: by its name in Kafka.
+        every: ask all groups of the cluster, however long that takes.
 
     Raises:
         AccessError: Kafka does not let this client in.
@@ -106,10 +107,11 @@ def find_readers(settings: Settings, topic: str) -> Readers:
         raise explain(failure.args[0], settings, topic, "DESCRIBE") from None
     # Without the right to describe the cluster, it lists what it may describe.
     names = sorted(one.group_id for one in listed.valid)
+    asked = names if every else names[:_GROUPS]
     found = []
-    for name in names[:_GROUPS]:
+    for name in asked:
         committed = read_committed(settings, name, topic)
         if committed:
             found.append(ReadingGroup(name, count_lag(starts, ends, committed)))
     found.sort(key=lambda one: -one.lag)
-    return Readers(found, max(0, len(names) - _GROUPS))
+    return Readers(found, len(names) - len(asked))

@@ -191,7 +191,8 @@ def _note(
 
 
 def _refuse_lag(settings: Settings, topic: str) -> None:
-    behind = [one for one in find_readers(settings, topic).groups if one.lag]
+    readers = find_readers(settings, topic, every=True)
+    behind = [one for one in readers.groups if one.lag]
     if behind:
         told = ", ".join(f"{one.group} by {one.lag:,} records" for one in behind)
         raise ReexportError(

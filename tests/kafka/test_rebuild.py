@@ -8,6 +8,7 @@ import pytest
 
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError, TopicError
+from jobs_lib.kafka import lag
 from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.topic_settings import change, delete_before, read_own
 from jobs_lib.reexport import rebuild as module
@@ -170,6 +171,18 @@ def test_a_group_that_is_behind_is_named_and_nothing_is_deleted(shop):
     run(shop, although_behind=True)
     settings, name = shop.app.settings, shop.topic.name
     assert find_places(settings, name, "start") == find_places(settings, name, "end")
+
+
+@pytest.mark.guarantee("W27")
+def test_a_group_that_is_behind_is_found_among_any_number_of_groups(shop, monkeypatch):
+    # A plan asks no more than these.
+    monkeypatch.setattr(lag, "_GROUPS", 0)
+    assert lag.find_readers(shop.app.settings, shop.topic.name).groups == []
+    with running(shop.app, "consumers"):
+        shop.await_records(100)
+    produce(shop.servers, shop.topic.name, [("1", None)], headers={"ce_version": "0"})
+    with pytest.raises(ReexportError, match=rf"{shop.topic.name}-g by 1 records"):
+        run(shop)
 
 
 def test_what_cannot_be_rebuilt_is_refused_and_nothing_is_deleted(shop, topic):
