@@ -11,7 +11,7 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.reexport.loading import SqlEngine
 from jobs_lib.reexport.run import CHUNK, begin, load
-from jobs_lib.reexport.topics import check_compacted
+from jobs_lib.reexport.topics import check_compacted, refuse_shared
 
 if TYPE_CHECKING:
     from typing import Any
@@ -60,6 +60,7 @@ def start_move(
             f"the states of {entity.name!r} are in {topic.name!r} already: leave the "
             "topic out to send them again"
         )
+    refuse_shared(entity.topic, "the keys of the others would be fed as tombstones")
     find_places(settings, topic.name, "end")
     check_compacted(settings, topic.name, "it would not keep the states")
     with database.connect("re-export") as connection:

@@ -20,7 +20,7 @@ from jobs_lib.kafka.topic_settings import change, delete_before, read_own
 from jobs_lib.reexport.control import read_progress
 from jobs_lib.reexport.loading import SqlEngine
 from jobs_lib.reexport.run import CHUNK, begin, check_asked, load
-from jobs_lib.reexport.topics import check_compacted
+from jobs_lib.reexport.topics import check_compacted, refuse_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,6 +156,7 @@ def _keep_if_same(
 def _note(
     database: Database, settings: Settings, entity: Entity, although_behind: bool
 ) -> Rebuild:
+    refuse_shared(entity.topic, "those of the others would be deleted for good")
     topic = entity.topic.name
     ends = find_committed_ends(settings, topic)
     former = read_own(settings, topic, _DELETING)

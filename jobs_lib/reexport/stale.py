@@ -45,7 +45,7 @@ from jobs_lib.reexport.run import (
     settle_rate,
 )
 from jobs_lib.reexport.source import find_source
-from jobs_lib.reexport.topics import check_compacted
+from jobs_lib.reexport.topics import check_compacted, refuse_shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -176,12 +176,7 @@ def check_topic(settings: Settings, entity: Entity) -> None:
     # Raises the reason if it is missing; its settings would not say so.
     find_places(settings, topic.name, "end")
     check_compacted(settings, topic.name, "a tombstone would remove nothing")
-    if len(tables := topic.sources) > 1:
-        raise ReexportError(
-            f"the topic {topic.name!r} holds the states of several entities (tables: "
-            f"{', '.join(sorted(tables))}), so nobody can say whose a key is: give "
-            "each entity a topic of its own"
-        )
+    refuse_shared(topic, "nobody can say whose a key is")
 
 
 def version_of_end(highest: int | None, versioned: bool) -> int | None:

@@ -230,18 +230,23 @@ def test_a_re_export_ends_although_an_operator_drops_its_last_row(
 
 def test_topics_that_cannot_be_moved_to_are_refused_and_nothing_is_fed(shop, topic):
     app = shop.app
+    other = app.topic(topic(1, config=COMPACTED), value=Item, compacted=True)
     with pytest.raises(ReexportError, match="already: leave the topic out"):
         move(shop, shop.topic)
     with pytest.raises(ReexportError, match="not compacted"):
         move(shop, app.topic(topic(1), value=Item, compacted=True))
     with pytest.raises(TopicError, match="no-such-topic"):
         move(shop, app.topic("no-such-topic", value=Item, compacted=True))
+    # The keys of the other entity would become tombstones there.
+    app.entity(shop.topic, source="item_rm", key="id", name="other")(shop.entity.load)
+    with pytest.raises(ReexportError, match=r"several entities .*item_rm, items"):
+        move(shop, other)
+    del app.entities["other"]
     assert count(shop.admin, "topic_copies") == count(shop.admin, "reexports") == 0
     # Two topics would feed each other for ever.
     shop.admin.execute(
         "insert into jobs_lib.topic_copies values ('first', %s, 'items')",
         (shop.topic.name,),
     )
-    other = app.topic(topic(1, config=COMPACTED), value=Item, compacted=True)
     with pytest.raises(ReexportError, match="is fed from one"):
         move(shop, other)

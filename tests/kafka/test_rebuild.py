@@ -199,6 +199,11 @@ def test_what_cannot_be_rebuilt_is_refused_and_nothing_is_deleted(shop, topic):
         app.entity(other, source="items", key="id", name=name)(shop.entity.load)
         with pytest.raises(error, match=text):
             rebuild(shop.database, app.settings, app.entities[name], rate=60)
+    # The states of the other entity would be deleted, and not sent again.
+    app.entity(shop.topic, source="item_rm", key="id", name="other")(shop.entity.load)
+    with pytest.raises(ReexportError, match=r"several entities .*item_rm, items"):
+        run(shop)
+    del app.entities["other"]
     with pytest.raises(ReexportError, match="the rate must be"):
         run(shop, rate=0)
     with pytest.raises(ReexportError, match="the lag's limit must be"):
