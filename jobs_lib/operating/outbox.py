@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.session import bounded
 from jobs_lib.outbox.copies import Copies
-from jobs_lib.reexport.control import finish_if_done
+from jobs_lib.outbox.finishing import finish_if_done
 
 if TYPE_CHECKING:
     from datetime import datetime

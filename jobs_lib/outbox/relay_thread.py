@@ -24,6 +24,7 @@ from jobs_lib.errors import FencedError
 from jobs_lib.loop import Loop
 from jobs_lib.outbox.block import Hold
 from jobs_lib.outbox.copies import Copies
+from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.outbox.staged import MUST_NOTE, note_versions
 from jobs_lib.outbox.starts import Starts
 from jobs_lib.postgres.tid_array import TidArray
@@ -363,9 +364,7 @@ class RelayThread:
 
     def _finish(self, connection: psycopg.Connection[Any], block: Block) -> None:
         for reexport in block.reexports:
-            connection.execute(
-                self._database.queries["finish_reexport"], {"reexport": reexport}
-            )
+            finish_if_done(connection, self._database.queries, reexport)
 
     def _hold(
         self,

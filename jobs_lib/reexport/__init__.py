@@ -9,13 +9,13 @@ relay sends them at least once, as it sends everything.
 
 from __future__ import annotations
 
+from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.reexport.changes import give_changes
 from jobs_lib.reexport.chunks import CHUNK_TYPE, chunk_handler
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
     cancel,
-    finish_if_done,
     list_latest,
     parse_lag_limit,
     pause,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.reexport.chunks import snooze_bound, wake_chunks
 
 if TYPE_CHECKING:
@@ -221,19 +222,6 @@ def check_rate(rate: int) -> int:
             "send nothing, pause the re-export"
         )
     return rate
-
-
-def finish_if_done(
-    connection: psycopg.Connection[Any], queries: Queries, reexport: int
-) -> bool:
-    """Mark a re-export as ended if every key is sent; returns whether this call did.
-
-    It is cheap enough for the relay to call it after each block of a re-export.
-    """
-    row = connection.execute(
-        queries["finish_reexport"], {"reexport": reexport}, prepare=True
-    ).fetchone()
-    return row is not None
 
 
 def finish_open(database: Database) -> None:

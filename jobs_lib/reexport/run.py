@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
     check_lag_limit,
     check_rate,
-    finish_if_done,
     read_progress,
     wake_for_rate,
 )
@@ -228,7 +228,7 @@ def load(
             pending = connection.execute(queries["pending_ranges"], this).fetchall()
             if not pending:
                 # A table without keys is done before any record is sent.
-                connection.execute(queries["finish_reexport"], this)
+                finish_if_done(connection, queries, begun.id)
                 progress = read_progress(connection, queries, begun.id)
         if on_progress is not None:
             on_progress(progress)

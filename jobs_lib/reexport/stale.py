@@ -26,12 +26,12 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import is_short
 from jobs_lib.kafka.keys import Keys, cut, read_keys
 from jobs_lib.kafka.places import find_committed_ends, find_places
+from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.reexport.chunks import STALE_TYPE, choose_due
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
-    finish_if_done,
     read_progress,
     set_rate,
     watch_lag,

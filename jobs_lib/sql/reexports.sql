@@ -332,24 +332,33 @@ where id = %(reexport)s and state in ('loading', 'running', 'paused')
 returning state
 
 -- name: finish_reexport
--- This is cheap: it reads one row by its key, and the ranges only at the very end.
-update {schema}.reexports x set state = 'finished', finished_at = clock_timestamp()
-where x.id = %(reexport)s and x.state in ('loading', 'running')
-    and x.sent + x.superseded >= x.total
-    and not exists (
-        select from {schema}.reexport_ranges r
-        where r.reexport_id = x.id and r.loaded_at is null
-    )
-    -- Not while the topic is compared: stale keys are loaded in one range, at its end.
-    and (not x.stale or exists (
-        select from {schema}.reexport_ranges r where r.reexport_id = x.id
-    ))
-    -- Not while a transaction may give rows to it, or has, and they are not counted. In
-    -- this order: the lock is only asked for at the very end.
-    and case when exists (
-        select from {schema}.reexport_additions a where a.reexport_id = x.id
-    ) then false else pg_try_advisory_xact_lock({schema}.reexport_lock(x.id)) end
-returning x.id
+-- This is cheap: it reads one row by its key, and the ranges only at the very end. Returns
+-- whether it did it, and whether rows must be counted before.
+with finished as (
+    update {schema}.reexports x set state = 'finished', finished_at = clock_timestamp()
+    where x.id = %(reexport)s and x.state in ('loading', 'running')
+        and x.sent + x.superseded >= x.total
+        and not exists (
+            select from {schema}.reexport_ranges r
+            where r.reexport_id = x.id and r.loaded_at is null
+        )
+        -- Not while the topic is compared: stale keys are loaded in one range, at its end.
+        and (not x.stale or exists (
+            select from {schema}.reexport_ranges r where r.reexport_id = x.id
+        ))
+        -- Not while a transaction may give rows to it, or has, and they are not counted.
+        -- In this order: the lock is only asked for at the very end.
+        and case when exists (
+            select from {schema}.reexport_additions a where a.reexport_id = x.id
+        ) then false else pg_try_advisory_xact_lock({schema}.reexport_lock(x.id)) end
+    returning x.id
+)
+select exists (select from finished), exists (
+    select from {schema}.reexports x
+    join {schema}.reexport_additions a on a.reexport_id = x.id
+    where x.id = %(reexport)s and x.state in ('loading', 'running')
+        and x.sent + x.superseded >= x.total
+)
 
 -- name: list_open
 -- Those that may be done. The last records of one end it, unless it has none: the last

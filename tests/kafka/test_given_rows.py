@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.rows import dict_row
 
-from jobs_lib import reexport
+from jobs_lib import operating, reexport
 from jobs_lib.outbox.capture import capture_changes
 from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, make_app, running
@@ -232,15 +232,58 @@ def test_a_change_that_waits_follows_no_newer_one_and_is_not_lost(
     assert reexport.status(database, "items").superseded == 1
 
 
+def read_state(admin: Any) -> str:
+    """The state of the only re-export; not by `status`, which would end it."""
+    state: str = admin.execute("select state from jobs_lib.reexports").fetchone()[0]
+    return state
+
+
+@pytest.mark.guarantee("W33")
+def test_it_ends_although_newer_live_rows_wait_for_all_that_was_given(
+    shop, connect, database, admin, wait_for
+):
+    with connect() as connection:
+        shop.reexport_changes(connection, "items", rate=60_000)
+        connection.execute("update items set size = 1 where id = 1")
+    # Live, and before a relay has seen the first row.
+    admin.execute("update items set size = 2, version = 2 where id = 1")
+    with running(shop, "relay"):
+        wait_for(
+            lambda: read_state(admin) == "finished", timeout=60, what="it has ended"
+        )
+    progress = reexport.status(database, "items")
+    assert (progress.total, progress.sent, progress.superseded) == (1, 0, 1)
+    reexport.start(database, shop.entities["items"], rate=60)
+
+
+@pytest.mark.guarantee("W33")
+def test_it_ends_although_an_operator_drops_all_that_was_given(
+    shop, connect, database, admin, wait_for
+):
+    (items,) = shop.topics.values()
+    with connect() as connection:
+        items.send(connection, key="1", value={"id": 1}, headers={"a": "b"})
+        # Kafka takes no record with such a header, and what follows waits behind it.
+        connection.execute("update jobs_lib.outbox set headers = '{\"a\": 1}'")
+    with running(shop, "relay"):
+        wait_for(lambda: count(admin, "held_rows") == 1, timeout=60, what="it is held")
+        with connect() as connection:
+            shop.reexport_changes(connection, "items", rate=60_000)
+            connection.execute("update items set size = 1 where id = 1")
+        wait_for(lambda: count(admin, "held_rows") == 2, timeout=60, what="both are")
+    (row,) = admin.execute(
+        "select id from jobs_lib.held_rows where reexport_id is not null"
+    ).fetchone()
+    operating.drop_row(database, row)
+    assert read_state(admin) == "finished"
+    progress = reexport.status(database, "items")
+    assert (progress.total, progress.sent, progress.superseded) == (1, 0, 1)
+
+
 @pytest.mark.guarantee("W33")
 def test_it_ends_by_itself_after_its_last_transaction_has_rolled_back(
     shop, connect, database, admin, wait_for
 ):
-    def read_state() -> str:
-        # Not by `status`, which would end it.
-        state: str = admin.execute("select state from jobs_lib.reexports").fetchone()[0]
-        return state
-
     first, late = connect(), connect()
     for connection, item in ((first, 1), (late, 2)):
         shop.reexport_changes(connection, "items", rate=60_000)
@@ -249,11 +292,13 @@ def test_it_ends_by_itself_after_its_last_transaction_has_rolled_back(
             connection.commit()
     with running(shop, "relay"):
         wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
-    assert read_state() == "running"
+    assert read_state(admin) == "running"
     late.rollback()
     maintenance = Maintenance(database, {1}, interval=0.05)
     maintenance.start()
     try:
-        wait_for(lambda: read_state() == "finished", timeout=60, what="it has ended")
+        wait_for(
+            lambda: read_state(admin) == "finished", timeout=60, what="it has ended"
+        )
     finally:
         maintenance.stop()
