@@ -137,13 +137,20 @@ def rebuild(
 @entity_argument
 @click.argument("topic")
 @app_option
-def switch(name: str, topic: str, path: str) -> None:
+@click.option(
+    "--give-up", is_flag=True, help="End it although the new topic is not complete."
+)
+def switch(name: str, topic: str, path: str, give_up: bool) -> None:
     """End the feeding of a new topic: services write to it themselves now."""
     app, entity = find_entity(path, name)
-    former = end_move(app.database(), entity, find_topic(app, path, topic))
-    click.echo(
-        f"{former} feeds {topic} no more: nothing that was sent is missing there"
+    goal = find_topic(app, path, topic)
+    former = end_move(app.database(), entity, goal, give_up=give_up)
+    told = (
+        "changes are missing there from now on, so delete it before you fill it again"
+        if give_up
+        else "nothing that was sent is missing there"
     )
+    click.echo(f"{former} feeds {topic} no more: {told}")
 
 
 def _print_count(

@@ -14,10 +14,14 @@ from jobs_lib.reexport.run import CHUNK, begin, load
 from jobs_lib.reexport.topics import check_compacted, refuse_shared
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
+
+    import psycopg
 
     from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
+    from jobs_lib.postgres.queries import Queries
     from jobs_lib.reexport.control import LagLimit, Progress
     from jobs_lib.reexport.run import Engine
     from jobs_lib.reexport.window import Window
@@ -63,38 +67,34 @@ def start_move(
     refuse_shared(entity.topic, "the keys of the others would be fed as tombstones")
     find_places(settings, topic.name, "end")
     check_compacted(settings, topic.name, "it would not keep the states")
-    with database.connect("re-export") as connection:
-        # Before the keys are read: what is sent from here on reaches the copy.
-        values = {"topic": entity.topic.name, "copy": topic.name, "entity": entity.name}
-        row = connection.execute(database.queries["begin_copy"], values).fetchone()
-    if row is None:
-        raise ReexportError(
-            f"{topic.name!r} feeds another topic, or {entity.topic.name!r} is fed from "
-            f"one: end that with `jobs-lib reexport switch {entity.name} TOPIC` first"
-        )
     begun = begin(
         database, entity, rate=rate, chunk=chunk, watch_lag=watch_lag, topic=topic
     )
     return load(database, begun, engine or SqlEngine())
 
 
-def end_move(database: Database, entity: Entity, topic: Topic[Any]) -> str:
+def end_move(
+    database: Database, entity: Entity, topic: Topic[Any], *, give_up: bool = False
+) -> str:
     """End the feeding of a new topic from the former one; returns the former topic.
 
-    Everything that was sent to the former topic has reached the new one then.
+    Everything that was sent to the former topic has reached the new one then, unless
+    the move is given up.
 
     Args:
         database: holds the library's schema.
         entity: what ``@app.entity`` declared.
         topic: the new one.
+        give_up: end it although the new topic lacks keys or changes.
 
     Raises:
-        ReexportError: the new topic is not filled, or changes for it are on their way.
+        ReexportError: the new topic is not filled, or changes for it are on their way;
+            or a re-export to it goes on, and the move shall be given up.
     """
     queries = database.queries
     values = {"entity": entity.name, "copy": topic.name}
-    with database.connect("re-export") as connection:
-        found = connection.execute(queries["find_copy"], values).fetchone()
+    with database.connect("re-export") as connection, connection.transaction():
+        found = connection.execute(queries["lock_copy"], values).fetchone()
         if found is None:
             raise ReexportError(
                 f"{topic.name!r} is fed from no topic of {entity.name!r}: `jobs-lib "
@@ -102,24 +102,59 @@ def end_move(database: Database, entity: Entity, topic: Topic[Any]) -> str:
                 "begins that"
             )
         former = str(found[0])
-        filled = connection.execute(queries["is_copy_filled"], values).fetchone()
-        if filled != (True,):
-            raise ReexportError(
-                f"the re-export that fills {topic.name!r} has not finished, so keys "
-                f"are missing there: see `jobs-lib reexport status {entity.name}`, and "
-                f"if it was cancelled, `jobs-lib reexport start {entity.name} --topic "
-                f"{topic.declared} --rate N` begins it again"
-            )
-        for name in (former, topic.name):
-            row = connection.execute(
-                queries["has_rows_of_topic"], {"topic": name}
-            ).fetchone()
-            if row != (False,):
-                raise ReexportError(
-                    f"rows for {name!r} wait in the outbox or in a re-export, or are "
-                    "held, and their changes must reach the new topic: stop writing to "
-                    "the former one, see `jobs-lib outbox status` and `jobs-lib "
-                    "reexport list`, and run this again"
-                )
+        if give_up:
+            _refuse_unended(connection, queries, entity, topic)
+        else:
+            _refuse_unfilled(connection, queries, entity, topic)
+            _refuse_waiting(connection, queries, [former, topic.name])
         connection.execute(queries["end_copy"], values)
     return former
+
+
+def _refuse_unended(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    topic: Topic[Any],
+) -> None:
+    row = connection.execute(
+        queries["find_unfinished"], {"entity": entity.name}
+    ).fetchone()
+    if row is not None and row[3] == topic.name:
+        raise ReexportError(
+            f"the re-export {row[0]} to {topic.name!r} has not ended: end it with "
+            f"`jobs-lib reexport cancel {entity.name}`, and run this again"
+        )
+
+
+def _refuse_unfilled(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    topic: Topic[Any],
+) -> None:
+    values = {"entity": entity.name, "copy": topic.name}
+    filled = connection.execute(queries["is_copy_filled"], values).fetchone()
+    if filled != (True,):
+        raise ReexportError(
+            f"the re-export that fills {topic.name!r} has not finished, so keys are "
+            f"missing there: see `jobs-lib reexport status {entity.name}`, and if it "
+            f"was cancelled, `jobs-lib reexport start {entity.name} --topic "
+            f"{topic.declared} --rate N` begins it again"
+        )
+
+
+def _refuse_waiting(
+    connection: psycopg.Connection[Any], queries: Queries, topics: Sequence[str]
+) -> None:
+    for name in topics:
+        row = connection.execute(
+            queries["has_rows_of_topic"], {"topic": name}
+        ).fetchone()
+        if row != (False,):
+            raise ReexportError(
+                f"rows for {name!r} wait in the outbox or in a re-export, or are held, "
+                "and their changes must reach the new topic: stop writing to the "
+                "former one, see `jobs-lib outbox status` and `jobs-lib reexport "
+                "list`, and run this again"
+            )

@@ -150,7 +150,8 @@ def begin(
         chunk: keys in one job.
         watch_lag: as for :func:`start`.
         hold: refuse what would hold a snapshot for longer.
-        topic: where the states go. Defaults to the entity's own topic.
+        topic: where the states go, and all changes from now on, too. Defaults to the
+            entity's own topic.
 
     Raises:
         ReexportError: it cannot be planned or begun as asked.
@@ -179,6 +180,8 @@ def begin(
                 if row is not None:
                     set_lag_limit(connection, queries, row[0], watch_lag)
                     store_ranges(connection, queries, row[0], plan.ranges)
+                    if topic is not None:
+                        _begin_copy(connection, queries, entity, topic, row[1])
                     loading = Loading(row[0], row[1], source, chunk, home, partitions)
                     return Begun(row[0], False, loading)
             # Another process was faster: continue its re-export.
@@ -197,12 +200,51 @@ def begin(
                 f"{unfinished[2]!r} and has not ended: wait for its end, or end it "
                 f"with `jobs-lib reexport cancel {entity.name}`"
             )
+        if topic is not None:
+            _refuse_unfed(connection, queries, entity, topic, unfinished[0])
         progress = read_progress(connection, queries, unfinished[0])
         _settle_snapshot(connection, queries, progress, hold)
         change_rate(connection, queries, progress, rate)
         set_lag_limit(connection, queries, unfinished[0], watch_lag)
         loading = Loading(unfinished[0], unfinished[1], source, chunk, home, partitions)
         return Begun(unfinished[0], True, loading)
+
+
+def _begin_copy(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    topic: Topic[Any],
+    started_at: datetime,
+) -> None:
+    """Feed a topic from now on: no key of the re-export is read before the commit."""
+    own = entity.topic.name
+    values = {"topic": own, "copy": topic.name, "entity": entity.name}
+    row = connection.execute(
+        queries["begin_copy"], {**values, "started_at": started_at}
+    ).fetchone()
+    if row is None:
+        raise ReexportError(
+            f"{topic.name!r} feeds another topic, or {own!r} is fed from one: end that "
+            f"with `jobs-lib reexport switch {entity.name} TOPIC` first"
+        )
+
+
+def _refuse_unfed(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    topic: Topic[Any],
+    reexport: int,
+) -> None:
+    values = {"entity": entity.name, "copy": topic.name}
+    if connection.execute(queries["lock_copy"], values).fetchone() is None:
+        raise ReexportError(
+            f"the re-export {reexport} of {entity.name!r} goes to {topic.name!r}, "
+            f"which is not fed from {entity.topic.name!r}, so changes would be missing "
+            "there: wait for its end, or end it with `jobs-lib reexport cancel "
+            f"{entity.name}`"
+        )
 
 
 def load(

@@ -4,9 +4,10 @@
 select topic, copy, entity from {schema}.topic_copies
 
 -- name: begin_copy
--- A copy has no copy, or two topics would feed each other for ever.
-insert into {schema}.topic_copies as c (topic, copy, entity)
-select %(topic)s, %(copy)s, %(entity)s
+-- In the transaction that begins the re-export which fills it: one that is refused leaves
+-- no copy. A copy has no copy, or two topics would feed each other for ever.
+insert into {schema}.topic_copies as c (topic, copy, entity, began_at)
+select %(topic)s, %(copy)s, %(entity)s, %(started_at)s
 where not exists (
     select from {schema}.topic_copies o
     where o.topic = %(copy)s or o.copy = %(topic)s
@@ -14,8 +15,10 @@ where not exists (
 on conflict (topic, copy) do update set entity = excluded.entity
 returning c.topic
 
--- name: find_copy
+-- name: lock_copy
+-- Who begins a re-export to it waits, and begins the copy anew if it is ended meanwhile.
 select topic from {schema}.topic_copies where entity = %(entity)s and copy = %(copy)s
+for update
 
 -- name: has_rows_of_topic
 -- Whether rows of a topic wait, or are held: their changes would not reach the copy. An

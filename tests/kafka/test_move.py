@@ -168,6 +168,36 @@ def test_only_a_re_export_of_the_whole_table_fills_a_new_topic(shop, goal):
         end_move(shop.database, shop.entity, goal)
 
 
+def test_a_refused_start_feeds_nothing(shop, goal):
+    begun = reexport.start(shop.database, shop.entity, rate=60)
+    with pytest.raises(ReexportError, match=f"re-export {begun.id} .* goes to"):
+        move(shop, goal)
+    assert count(shop.admin, "topic_copies") == 0
+    reexport.cancel(shop.database, "items")
+    shop.admin.execute("alter table items drop constraint items_pkey")
+    shop.admin.execute("alter table items alter column id drop not null")
+    shop.admin.execute("insert into items values (null, 'no key', 1)")
+    with pytest.raises(ReexportError, match="have no 'id'"):
+        move(shop, goal)
+    assert count(shop.admin, "topic_copies") == 0
+
+
+def test_a_move_can_be_given_up_and_begun_again(shop, goal):
+    move(shop, goal, rate=60)
+    with pytest.raises(ReexportError, match=r"not ended: .* reexport cancel items"):
+        end_move(shop.database, shop.entity, goal, give_up=True)
+    reexport.cancel(shop.database, "items")
+    assert end_move(shop.database, shop.entity, goal, give_up=True) == shop.topic.name
+    assert count(shop.admin, "topic_copies") == 0
+    with pytest.raises(ReexportError, match="fed from no topic"):
+        end_move(shop.database, shop.entity, goal, give_up=True)
+    move(shop, goal)
+    assert count(shop.admin, "topic_copies") == 1
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    assert end_move(shop.database, shop.entity, goal) == shop.topic.name
+
+
 @pytest.mark.guarantee("W24")
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_change_that_an_operator_drops_reaches_the_new_topic(
