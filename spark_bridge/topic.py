@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from jobs_lib.kafka.keys import PIECE, cut, read_keys
-from jobs_lib.kafka.places import find_committed_ends, find_places
+from jobs_lib.kafka.places import find_places, find_settled_ends
 from spark_bridge.master import check_kafka
 from spark_bridge.workers import read_settings
 
@@ -61,7 +61,7 @@ class TopicPart:
             TopicError: the topic does not exist, or is not visible.
             UnavailableError: no broker answers in time.
         """
-        ends = find_committed_ends(settings, topic)
+        ends = find_settled_ends(settings, topic)
         starts = find_places(settings, topic, "start")
         # Tasks reach Kafka alone.
         return cls(

@@ -42,6 +42,8 @@ _CONFIG_SECONDS = 10.0
 _PAUSE = 0.1
 _PATIENCE = 10.0
 """Seconds in which a partition gets a leader."""
+_SETTLED_SECONDS = 60.0
+"""Kafka ends the transaction of a relay that died sooner, unless a setting differs."""
 
 
 def read_ends(
@@ -98,6 +100,43 @@ def find_committed_ends(settings: Settings, topic: str) -> dict[int, int]:
     """
     found = _list_all(settings, topic, _SPECS.latest(), committed=True)
     return {one.partition: offset for one, offset in found.items()}
+
+
+def find_settled_ends(
+    settings: Settings, topic: str, within: float = _SETTLED_SECONDS
+) -> dict[int, int]:
+    """Find the ends of a topic's partitions once what is open now has ended.
+
+    All records that are committed by now lie before them. They may lie behind the first
+    record of another producer's open transaction, which hides them, or the marker of
+    their own may be on its way.
+
+    Args:
+        settings: where Kafka is.
+        topic: by its name in Kafka.
+        within: seconds to wait.
+
+    Raises:
+        AccessError: the brokers do not let this client in.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers in time, or a transaction does not end.
+    """
+    written = find_places(settings, topic, "end")
+    until = time.monotonic() + within
+    while True:
+        ends = find_committed_ends(settings, topic)
+        hidden = [one for one, end in written.items() if ends.get(one, 0) < end]
+        if not hidden:
+            return ends
+        if time.monotonic() > until:
+            number = min(hidden)
+            raise UnavailableError(
+                f"a transaction in {topic}/{number} is open from offset "
+                f"{ends.get(number, 0)} on and has not ended for {within:.0f} s, so "
+                "records behind it cannot be seen: wait for it or end it "
+                "(`kafka-transactions.sh find-hanging`), and try again"
+            )
+        time.sleep(_PAUSE)
 
 
 def find_starts(

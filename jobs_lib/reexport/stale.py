@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import is_short
 from jobs_lib.kafka.keys import Keys, cut, read_keys
-from jobs_lib.kafka.places import find_committed_ends, find_places
+from jobs_lib.kafka.places import find_places, find_settled_ends
 from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.reexport.chunks import STALE_TYPE, choose_due
@@ -98,7 +98,7 @@ class SqlFinder:
     ) -> Iterator[Stale]:
         """Compare the topic with the table."""
         topic = entity.topic.name
-        ends = find_committed_ends(settings, topic)
+        ends = find_settled_ends(settings, topic)
         starts = find_places(settings, topic, "start")
         # A file, and not the database: reading the topic may take an hour, and a
         # transaction of an hour would keep all dead rows of the database.
@@ -342,7 +342,7 @@ def _leave_out_recent(
     # The outbox before the new ends: a row that has left by now is before those.
     rows = connection.execute(queries["waiting_keys"], {"topic": topic}).fetchall()
     recent = {key for (key,) in rows}
-    ends = find_committed_ends(settings, topic)
+    ends = find_settled_ends(settings, topic)
     for piece in cut(stale.ends, ends, oldest=False):
         for block in read_keys(settings, topic, piece):
             recent.update(key for key in block.keys if key is not None)

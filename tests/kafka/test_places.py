@@ -11,10 +11,16 @@ from confluent_kafka import KafkaError, KafkaException
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka import places
 from jobs_lib.kafka.client import make_consumer
-from jobs_lib.kafka.places import find_committed_ends, find_places, read_committed
+from jobs_lib.kafka.places import (
+    find_committed_ends,
+    find_places,
+    find_settled_ends,
+    read_committed,
+)
 from tests.support.apps import make_app
 from tests.support.groups import Group
-from tests.support.records import make_producer
+from tests.support.records import make_producer, produce
+from tests.support.transactions import abort_when_waited_for, open_transaction
 
 
 @pytest.fixture
@@ -116,3 +122,18 @@ def test_a_time_before_all_records_is_that_of_the_first_one(settings, topic, yea
     producer.produce(name, b"value")
     producer.flush(30)
     assert find_places(settings, name, datetime(year, 1, 1, tzinfo=UTC)) == {0: 0}
+
+
+def test_committed_records_behind_an_open_transaction_are_waited_for(
+    settings, topic, monkeypatch
+):
+    name = topic(2)
+    producer = open_transaction(settings.kafka_bootstrap_servers, name, 2)
+    records: list[tuple[str, object]] = [(str(n), {}) for n in range(10)]
+    produce(settings.kafka_bootstrap_servers, name, records)
+    with pytest.raises(UnavailableError, match=rf"{name}/0 .* from offset 0 on .* 0 s"):
+        find_settled_ends(settings, name, within=0)
+    abort_when_waited_for(monkeypatch, producer)
+    ends = find_settled_ends(settings, name)
+    # The records of the transaction, the others, and a marker for each partition.
+    assert sum(ends.values()) >= 12

@@ -8,12 +8,13 @@ import pytest
 
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError, TopicError
-from jobs_lib.kafka.places import find_committed_ends
+from jobs_lib.kafka.places import find_settled_ends
 from jobs_lib.reexport import stale as module
 from jobs_lib.reexport.stale import SqlFinder, remove_stale, version_of_end
 from tests.support.apps import count, running
 from tests.support.records import produce, read_topic
 from tests.support.shop import COMPACTED, Shop
+from tests.support.transactions import abort_when_waited_for, open_transaction
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.expects("fenced")
@@ -109,7 +110,7 @@ def test_keys_that_are_deleted_meanwhile_get_no_second_tombstone(
     produce(bootstrap_servers, name, records, headers={"ce_version": "1"})
 
     def find_ends(settings, topic):
-        found = find_committed_ends(settings, topic)
+        found = find_settled_ends(settings, topic)
         if admin.execute("delete from items where id < 4 returning id").fetchall():
             # Behind the application, and twice as one should: the tombstone of one is
             # in the topic, and that of the other one waits.
@@ -118,7 +119,7 @@ def test_keys_that_are_deleted_meanwhile_get_no_second_tombstone(
                 shop.topic.tombstone(connection, key="3", version=9)
         return found
 
-    monkeypatch.setattr(module, "find_committed_ends", find_ends)
+    monkeypatch.setattr(module, "find_settled_ends", find_ends)
     assert remove(shop).total == 1
     jobs = admin.execute("select payload->'keys' from jobs_lib.jobs").fetchall()
     assert jobs == [(["1"],)]
@@ -188,6 +189,20 @@ def test_no_version_goes_back_if_a_key_comes_back_and_goes_again(
     assert (ended.sent, ended.superseded) == (1, 2)
     assert read_versions(shop) == {"1": [5, 11, 15], "2": [5, 11], "3": [5, 6]}
     assert shop.read_newest() == shop.read_table()
+
+
+@pytest.mark.guarantee("X10", "X11")
+def test_no_version_goes_back_behind_an_open_transaction(shop, monkeypatch):
+    records: list[tuple[str, object]] = [(str(n), {}) for n in range(1, 4)]
+    produce(shop.servers, shop.topic.name, records, headers={"ce_version": "5"})
+    producer = open_transaction(shop.servers, shop.topic.name, 4)
+    # The rows of these have left before the re-export begins.
+    produce(shop.servers, shop.topic.name, records, headers={"ce_version": "7"})
+    abort_when_waited_for(monkeypatch, producer)
+    assert remove(shop).total == 3
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    assert read_versions(shop) == {str(n): [5, 7, 8] for n in range(1, 4)}
 
 
 class Broken:

@@ -10,6 +10,8 @@ from jobs_lib.errors import TopicError
 from jobs_lib.kafka.keys import Piece, cut
 from jobs_lib.settings import load_settings
 from spark_bridge.topic import TopicPart, find_newest, read_topic
+from tests.support.records import produce
+from tests.support.transactions import abort_when_waited_for, open_transaction
 
 SECRET = "tell-nobody"
 
@@ -154,3 +156,20 @@ def test_pieces_cover_each_offset_once():
         Piece(0, 50, 75),
         Piece(0, 75, 100),
     ]
+
+
+def test_a_part_has_what_is_committed_behind_an_open_transaction(
+    settings, topic, monkeypatch
+):
+    name = topic(1)
+    producer = open_transaction(settings.kafka_bootstrap_servers, name, 1)
+    produce(settings.kafka_bootstrap_servers, name, [("a", {})])
+    abort_when_waited_for(monkeypatch, producer)
+    part = TopicPart.of(settings, name)
+    found = [
+        key
+        for piece in part.cut()
+        for block in part.read(piece)
+        for key in block["key"]
+    ]
+    assert [str(key) for key in found] == ["a"]
