@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from psycopg import Rollback
+
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import is_short
 from jobs_lib.kafka.keys import Keys, cut, read_keys
@@ -262,22 +264,11 @@ def _load(
     loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
     with database.connect("re-export") as connection:
         keys = _leave_out_recent(connection, queries, settings, entity, stale)
-        with connection.transaction():
+        with connection.transaction() as transaction:
             home, partitions = read_home(connection, queries)
-            found = connection.execute(queries["lock_stale"], loaded).fetchone()
-            is_open, is_loaded = found or (False, False)
-            if is_loaded:
+            if _is_loaded(connection, queries, entity, reexport):
                 return None
-            if not is_open:
-                raise ReexportError(
-                    f"the re-export {reexport} of {entity.name!r} was ended meanwhile, "
-                    "and nothing is loaded: run this again"
-                )
             per_minute = settle_rate(rate, stale.count)
-            connection.execute(
-                queries["change_rate"], {"reexport": reexport, "rate": per_minute}
-            )
-            set_lag_limit(connection, queries, reexport, limit)
             (now,) = connection.execute(queries["database_time"]).fetchone() or ()
             chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
             with (
@@ -289,10 +280,41 @@ def _load(
                     line = encode_stale(reexport, some, f"{home}/{partition}", due)
                     copy.write(line)
                     loaded["keys"] += len(some)
+            # Only now: a relay that waits for the lock sends no live rows either.
+            connection.execute(queries["lock_reexport"], loaded)
+            if _is_loaded(connection, queries, entity, reexport):
+                raise Rollback(transaction)
+            connection.execute(
+                queries["change_rate"], {"reexport": reexport, "rate": per_minute}
+            )
+            set_lag_limit(connection, queries, reexport, limit)
             connection.execute(queries["add_loaded_range"], loaded)
             connection.execute(queries["count_range"], loaded)
             finish_if_done(connection, queries, reexport)
             return read_progress(connection, queries, reexport)
+    return None
+
+
+def _is_loaded(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    entity: Entity,
+    reexport: int,
+) -> bool:
+    """Whether another call has loaded the keys.
+
+    Raises:
+        ReexportError: the re-export has ended.
+    """
+    this = {"reexport": reexport}
+    found = connection.execute(queries["look_at_stale"], this).fetchone()
+    is_open, is_loaded = found or (False, False)
+    if not (is_open or is_loaded):
+        raise ReexportError(
+            f"the re-export {reexport} of {entity.name!r} was ended meanwhile, and "
+            "nothing is loaded: run this again"
+        )
+    return bool(is_loaded)
 
 
 def make_chunks(

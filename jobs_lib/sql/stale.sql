@@ -47,12 +47,12 @@ values (%(entity)s, %(topic)s, %(rate)s, true)
 on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
 returning id
 
--- name: lock_stale
+-- name: look_at_stale
 -- Whether it is open, and whether its keys are loaded.
 select x.state in ('loading', 'running', 'paused'), exists (
     select from {schema}.reexport_ranges r where r.reexport_id = x.id
 )
-from {schema}.reexports x where x.id = %(reexport)s for update of x
+from {schema}.reexports x where x.id = %(reexport)s
 
 -- name: give_up_stale
 -- After a comparison that failed: it has no keys, and ends. It is not deleted, since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -276,6 +277,53 @@ def test_one_that_was_killed_while_it_compared_goes_on_and_is_not_done(shop):
 
     loaded = remove(shop, rate=70, finder=Twice())
     assert (loaded.total, loaded.rate, loaded.ranges) == (2, 70, 1)
+
+
+class Meanwhile(SqlFinder):
+    """A finder that does something while its keys are loaded."""
+
+    def __init__(self, act):
+        self.act = act
+
+    @contextmanager
+    def find(self, *given):
+        def yield_and_act(keys):
+            yield keys[0]
+            self.act()
+            yield from keys[1:]
+
+        with super().find(*given) as found:
+            yield replace(found, keys=yield_and_act([*found.keys]))
+
+
+@pytest.mark.guarantee("X11")
+def test_live_rows_do_not_wait_while_stale_keys_are_loaded(shop, admin):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+
+    def look() -> None:
+        # A relay locks the row for each block with rows that were given to it.
+        admin.execute("select 1 from jobs_lib.reexports for update nowait")
+
+    assert remove(shop, finder=Meanwhile(look)).total == 2
+
+
+def test_keys_that_another_call_has_loaded_meanwhile_are_loaded_once(shop, admin):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+    finder = Meanwhile(lambda: remove(shop, rate=60))
+    loaded = remove(shop, rate=70, chunk=1, finder=finder)
+    assert (loaded.total, loaded.rate, loaded.ranges) == (2, 70, 1)
+    keys = admin.execute(
+        "select k from jobs_lib.jobs, jsonb_array_elements_text(payload->'keys') k"
+    ).fetchall()
+    assert sorted(keys) == [("1",), ("2",)]
+
+
+def test_one_that_is_cancelled_while_its_keys_are_loaded_loads_none(shop, admin):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+    finder = Meanwhile(lambda: reexport.cancel(shop.database, "items"))
+    with pytest.raises(ReexportError, match="was ended meanwhile"):
+        remove(shop, chunk=1, finder=finder)
+    assert count(admin, "jobs") == count(admin, "reexport_ranges") == 0
 
 
 def test_the_end_of_a_key_follows_all_its_versions():
