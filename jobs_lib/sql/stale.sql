@@ -17,13 +17,15 @@ analyze topic_keys
 -- name: source_stale
 -- Within a partition the last record of a key is the newest. A key that is in several
 -- partitions, since the topic has grown, is where its version is the highest. The text of
--- the table's key is compared: a key of the topic may have no value of the key's type.
+-- the table's key is compared: a key of the topic may have no value of the key's type. Its
+-- column may have a collation of its own.
 --
 -- Most keys are in the table, and nobody asks for the newest of their records.
 with strange as materialized (
     select t.* from topic_keys t
     where not exists (
-        select from (select {{text}} as key from {{table}}) s where s.key = t.key
+        select from (select {{text}} as key from {{table}}) s
+        where s.key collate "C" = t.key
     )
 ),
 last as (

@@ -84,6 +84,17 @@ def test_keys_with_odd_names_versions_and_ends(shop, bootstrap_servers):
     assert remove(shop).total == 5
 
 
+def test_keys_of_a_column_with_a_collation_of_its_own_are_compared(shop, admin):
+    admin.execute('create table names (id text collate "POSIX" primary key)')
+    admin.execute("insert into names values ('kept'), ('Ä')")
+    entity = shop.app.entity(shop.topic, source="names", key="id", name="names")
+    entity(shop.entity.load)
+    produce(shop.servers, shop.topic.name, [(k, {}) for k in ("kept", "Ä", "ä", "b")])
+    names = shop.app.entities["names"]
+    with SqlFinder().find(shop.database, shop.app.settings, names) as stale:
+        assert sorted(stale.keys) == [("b", None), ("ä", None)]
+
+
 @pytest.mark.guarantee("W28")
 def test_chunks_that_would_find_no_room_are_loaded_asleep(
     shop, admin, bootstrap_servers
