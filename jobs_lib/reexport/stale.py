@@ -18,13 +18,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from psycopg import Rollback
+from psycopg import OperationalError, Rollback
 
-from jobs_lib.errors import ReexportError
+from jobs_lib.errors import ReexportError, UnavailableError
 from jobs_lib.kafka.checks import is_short
 from jobs_lib.kafka.keys import Keys, cut, read_keys
 from jobs_lib.kafka.places import find_places, find_settled_ends
@@ -158,12 +158,19 @@ def remove_stale(
                 database, settings, entity, reexport, stale, rate, chunk, watch_lag
             )
     except BaseException:
-        with database.connect("re-export") as connection:
-            queries = database.queries
-            connection.execute(queries["give_up_stale"], {"reexport": reexport})
-            finish_if_done(connection, queries, reexport)
+        # Without the database the next call goes on, as after a kill. The first error
+        # is the one to be told.
+        with suppress(UnavailableError, OperationalError):
+            _give_up(database, reexport)
         raise
     return loaded or _go_on(database, entity, reexport, rate, watch_lag)
+
+
+def _give_up(database: Database, reexport: int) -> None:
+    queries = database.queries
+    with database.connect("re-export") as connection:
+        connection.execute(queries["give_up_stale"], {"reexport": reexport})
+        finish_if_done(connection, queries, reexport)
 
 
 def check_topic(settings: Settings, entity: Entity) -> None:

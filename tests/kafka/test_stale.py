@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from jobs_lib import reexport
-from jobs_lib.errors import ReexportError, TopicError
+from jobs_lib.errors import ReexportError, TopicError, UnavailableError
 from jobs_lib.kafka.places import find_settled_ends
+from jobs_lib.postgres.database import Database
 from jobs_lib.reexport import stale as module
 from jobs_lib.reexport.stale import SqlFinder, remove_stale, version_of_end
 from tests.support.apps import count, running
@@ -248,6 +249,28 @@ def test_a_comparison_that_fails_loads_nothing_and_ends(shop, admin):
         remove(shop, finder=empty)
     assert reexport.status(shop.database, "items").state == "finished"
     assert count(admin, "jobs") == 0
+
+
+def test_the_error_of_a_comparison_is_told_although_the_database_is_away(
+    shop, monkeypatch
+):
+    broken = Broken(shop)
+
+    def refuse(*_, **__):
+        raise UnavailableError("the database does not answer")
+
+    with monkeypatch.context() as patch:
+
+        def go_away(*_):
+            patch.setattr(Database, "connect", refuse)
+            raise ReexportError("no Spark")
+            yield
+
+        broken.find = contextmanager(go_away)  # type: ignore[method-assign]
+        with pytest.raises(ReexportError, match="no Spark"):
+            remove(shop, finder=broken)
+    # It goes on as if it had been killed.
+    assert remove(shop).state == "finished"
 
 
 def raise_at_once(*_):
