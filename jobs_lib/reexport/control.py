@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.outbox.finishing import finish_if_done
+from jobs_lib.reasons import count_bytes
 from jobs_lib.reexport.chunks import snooze_bound, wake_chunks
 
 if TYPE_CHECKING:
@@ -197,11 +198,11 @@ def check_lag_limit(limit: LagLimit) -> LagLimit:
         ReexportError: no group has this name, or the number is out of range.
     """
     group, records = limit
-    if not group or len(group.encode()) > _NAME_BYTES or "\0" in group:
+    if not 1 <= count_bytes(group) <= _NAME_BYTES or "\0" in group:
         raise ReexportError(
             f"name the group whose lag pauses the re-export, in 1 to {_NAME_BYTES} "
-            f"bytes, not {group[:_NAME_BYTES]!r}: `jobs-lib reexport plan` lists those "
-            "that read the topic"
+            f"bytes of UTF-8, not {group[:_NAME_BYTES]!r}: `jobs-lib reexport plan` "
+            "lists those that read the topic"
         )
     if not 1 <= records <= LAG_LIMIT:
         raise ReexportError(

@@ -1,0 +1,36 @@
+"""The group whose lag pauses a re-export, and the limit of the lag."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib.errors import ReexportError
+from jobs_lib.reexport import LagLimit
+from jobs_lib.reexport.control import parse_lag_limit
+
+
+@pytest.mark.parametrize("group", ["search", "a:b", "ü" * 124])
+def test_a_limit_names_a_group_and_its_records(group):
+    assert parse_lag_limit(f"{group}:10000") == LagLimit(group, 10_000)
+
+
+@pytest.mark.parametrize(
+    "group",
+    # A shell gives bytes that are no UTF-8 as lone surrogates, and JSON has them, too.
+    ["", "\udcff", "nul\0", "g" * 250, "ü" * 125],
+)
+def test_a_name_that_no_group_can_have_is_refused(group):
+    with pytest.raises(ReexportError, match=r"name the group .* 1 to 249 bytes"):
+        parse_lag_limit(f"{group}:1")
+
+
+@pytest.mark.parametrize("text", ["search", "search:", "search:x", "search:٣", ":"])
+def test_what_is_no_limit_is_refused(text):
+    with pytest.raises(ReexportError, match="GROUP:RECORDS"):
+        parse_lag_limit(text)
+
+
+@pytest.mark.parametrize("records", [0, 10**16])
+def test_a_number_that_is_out_of_range_is_refused(records):
+    with pytest.raises(ReexportError, match="must be 1 to"):
+        parse_lag_limit(f"search:{records}")
