@@ -175,7 +175,8 @@ def start(
             are to be sent.
         engine: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
-        ranges: the number of ranges. Defaults to ranges of 10,000 keys.
+        ranges: the number of ranges. Defaults to one for each 10,000 keys, 10,000 at
+            most.
         chunk: keys in one job.
         ahead: keys that may be loaded and not yet sent; then the call waits until half
             of them are sent. Of a DataFrame it is at least an eighth of all.
