@@ -247,7 +247,10 @@ with chosen as materialized (
         select j.ctid as at from {schema}.jobs j
         where j.origin = o.origin and j.state = 'scheduled'
             and j.run_at > clock_timestamp() + make_interval(secs => %(seconds)s)
-            and j.type = any (%(types)s) and (j.payload ->> 'reexport')::bigint = %(reexport)s
+            -- As text: other types of jobs may have such a field of another kind, and it
+            -- may be read before the type is compared.
+            and j.type = any (%(types)s)
+            and j.payload ->> 'reexport' = %(reexport)s::bigint::text
         order by j.run_at limit %(limit)s
         for no key update skip locked
     ) row

@@ -242,3 +242,17 @@ def test_jobs_sleep_longer_the_more_there_are(left, seconds):
 )
 def test_jobs_sleep_longer_where_the_rate_cannot_be_reached(left, measured, seconds):
     assert snooze_bound(left, 6_000, measured) == seconds
+
+
+def test_jobs_of_the_application_may_have_a_field_of_the_same_name(database, running):
+    query(
+        database,
+        "insert into jobs_lib.jobs (origin, type, state, payload, run_at)"
+        " select min(origin), 'report', 'scheduled', %s::jsonb,"
+        " clock_timestamp() + interval '1 day' from jobs_lib.jobs returning 1",
+        '{"reexport": true}',
+    )
+    reexport.set_rate(database, "aircraft", 60_000)
+    reexport.cancel(database, "aircraft")
+    asleep = "select type from jobs_lib.jobs where run_at > now() + interval '2 min'"
+    assert query(database, asleep) == [("report",)]
