@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from spark_bridge import open_session
+from tests.support.py4j import drop_connection
 
 
 def pytest_collection_modifyitems(items):
@@ -14,6 +15,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+
+
+def pytest_runtest_makereport(item, call):
+    """Let a test that broke a call off, as a timeout does, fail no other one."""
+    session = getattr(item, "funcargs", {}).get("spark")
+    if call.excinfo is not None and session is not None:
+        drop_connection(session)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from jobs_lib.devstack.java import find_java
 from jobs_lib.errors import DevStackError, ReexportError
 from spark_bridge import engine, open_session, session, start
 from tests.reexport.helpers import loaded_keys, make_entity, make_table
+from tests.support.py4j import drop_connection
 
 
 def test_importing_the_package_imports_nothing_of_spark():
@@ -173,4 +174,14 @@ def test_a_session_that_another_thread_opened_is_used_and_stays(spark):
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(use).result() == (spark, 3)
+    assert spark.range(3).count() == 3
+
+
+def test_a_call_that_was_broken_off_fails_no_later_one(spark):
+    assert spark.range(2).count() == 2
+    client = spark.sparkContext._gateway._gateway_client
+    # Nobody reads the answer.
+    call = b"c\nz:java.lang.System\nnanoTime\ne\n"
+    client.get_thread_connection().socket.sendall(call)
+    drop_connection(spark)
     assert spark.range(3).count() == 3
