@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
 
 from typing_extensions import TypeVar
 
@@ -18,8 +19,6 @@ from jobs_lib.consuming.table_statements import TableStatements, as_type
 from jobs_lib.consuming.versions import name_model
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     import psycopg
     from confluent_kafka import Message
     from psycopg import sql
@@ -246,8 +245,24 @@ class ReadModel(ABC):
         """Note that the topic shows these keys, in the open transaction."""
         keys = {change[0] for wave in changes.waves for change in wave}
         given = {"model": self._name, "record_key": write_array([*keys], write)}
-        for query in ("note_shown", "keep_shown"):
-            connection.execute(self._queries()[query], given, prepare=True)
+        connection.execute(self._queries()["note_shown"], given, prepare=True)
+        connection.execute(self._fill(connection, "keep_shown"), given, prepare=True)
+
+    def find_unshown(self, connection: psycopg.Connection[Any]) -> None:
+        """Find the noted keys that the topic has not shown, for their removal."""
+        connection.execute(
+            self._fill(connection, "find_unshown"), {"model": self._name}
+        )
+
+    def _fill(self, connection: psycopg.Connection[Any], template: str) -> sql.Composed:
+        """Fill in a template that compares keys as the table's column has them."""
+        key_type = self._find_key_type(connection)
+        return self._queries().fill(template, key_type=as_type(key_type))
+
+    def _find_key_type(self, connection: psycopg.Connection[Any]) -> str:
+        """Find the type of the column that has the keys and their versions."""
+        table = self.keyed_table
+        return "text" if table is None else table.learn_key_type(connection)
 
     @abstractmethod
     def list_keys(self) -> sql.Composable:
@@ -306,9 +321,7 @@ class ReadModel(ABC):
 
     def forget_reached(self, connection: psycopg.Connection[Any]) -> None:
         """Delete the entities that were kept for answers and whose versions it has."""
-        table = self.keyed_table
-        key_type = "text" if table is None else table.learn_key_type(connection)
-        query = self.fill_known("forget_reached", key_type)
+        query = self.fill_known("forget_reached", self._find_key_type(connection))
         connection.execute(query, {"model": self._name})
 
     @abstractmethod
@@ -398,7 +411,7 @@ class RowModel(ReadModel):
 
     def list_keys(self) -> sql.Composable:
         """See :class:`ReadModel`."""
-        return self._table.list_keys()
+        return self._table.list_keys(is_uuid=self.key_type is UUID)
 
     def _find_key(
         self, connection: psycopg.Connection[Any], named: Mapping[str, Any]
@@ -410,7 +423,11 @@ class RowModel(ReadModel):
         """See :class:`ReadModel`."""
         connection.execute(
             self._table.compose_plain(connection, "note_model_keys"),
-            {"model": self._name},
+            {
+                "model": self._name,
+                "digits_alone": self.key_type is UUID
+                and self._find_key_type(connection) == "uuid",
+            },
         )
 
     def remove_unshown(

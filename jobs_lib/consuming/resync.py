@@ -213,7 +213,7 @@ class Resync:
                     break
                 looked = gone = 0
                 if row[0] == START:
-                    self._execute(connection, "find_unshown", self._named)
+                    self._model.find_unshown(connection)
                     looked, gone = self._model.remove_unshown(connection, _ROWS)
                 is_last = looked < _ROWS
                 if is_last:

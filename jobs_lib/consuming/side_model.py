@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
 
 from psycopg import sql
 
@@ -15,8 +16,6 @@ from jobs_lib.consuming.versions import name_model
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     import psycopg
 
     from jobs_lib.consuming.arrays import Write
@@ -141,7 +140,11 @@ class SideModel(ReadModel):
 
     def list_keys(self) -> sql.Composable:
         """See :class:`ReadModel`."""
-        return self._queries().fill("list_side_keys", model=sql.Literal(self._name))
+        return self._queries().fill(
+            "list_side_keys",
+            model=sql.Literal(self._name),
+            key_type=as_type("uuid" if self.key_type is UUID else "text"),
+        )
 
     def _find_key(
         self, connection: psycopg.Connection[Any], named: Mapping[str, Any]

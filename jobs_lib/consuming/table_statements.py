@@ -168,10 +168,17 @@ class TableStatements:
             key_type=as_type(key_type),
         )
 
-    def list_keys(self) -> sql.Composed:
-        """Make a query of the columns key and version."""
-        return sql.SQL("select {}::text as key, version from {}").format(
-            sql.Identifier(self.key), self._table
+    def list_keys(self, *, is_uuid: bool = False) -> sql.Composed:
+        """Make a query of the columns key and version.
+
+        Args:
+            is_uuid: whether the keys are UUIDs, which a column of texts may have
+                without hyphens.
+        """
+        return sql.SQL("select {}::{}::text as key, version from {}").format(
+            sql.Identifier(self.key),
+            as_type("uuid" if is_uuid else "text"),
+            self._table,
         )
 
     def make_arrays(

@@ -34,10 +34,15 @@ on conflict (consumer_group, topic, partition) do update set
     highest_offset = null, failed_offset = null, failure = null, failing_since = null
 
 -- template: note_model_keys
+-- Each key as the consumer writes it: of a UUID the digits alone.
 insert into {schema}.resync_noted (model, key, version, partition, record_offset)
-select %(model)s, t.{key}::text, t.version, k.partition, k.record_offset
-from {table} t
-left join {schema}.model_keys k on k.model = %(model)s and k.key = t.{key}::text
+select %(model)s, t.key, t.version, k.partition, k.record_offset
+from (
+    select case when %(digits_alone)s then replace({key}::text, '-', '')
+        else {key}::text end as key, version
+    from {table}
+) t
+left join {schema}.model_keys k on k.model = %(model)s and k.key = t.key
 
 -- name: note_side_keys
 insert into {schema}.resync_noted (model, key, version, partition, record_offset)
@@ -54,11 +59,16 @@ with begun as (
 insert into {schema}.resync_shown (model, keys)
 select b.model, %(record_key)s::text[] from begun b
 
--- name: keep_shown
+-- template: keep_shown
 -- At the end only: a key comes that the topic did not show before. This must be a
 -- statement of its own, which sees what the end has found while the lock was waited for.
+-- The table's column may write a key otherwise than its record, such as 7 for 007.
 delete from {schema}.resync_unshown
-where model = %(model)s and key = any (%(record_key)s::text[])
+where model = %(model)s and key in (
+    select k from unnest(%(record_key)s::text[]) k
+    union all
+    select k::{key_type}::text from unnest(%(record_key)s::text[]) k
+)
 
 -- name: read_resync_parts
 -- How far each partition is.
@@ -70,8 +80,9 @@ left join {schema}.offsets f on f.consumer_group = r.consumer_group
 where p.model = %(model)s and r.consumer_group = %(group)s
 order by p.partition
 
--- name: find_unshown
--- All in one pass. Who comes later finds nothing noted any more.
+-- template: find_unshown
+-- All in one pass. Who comes later finds nothing noted any more. Keys are compared as the
+-- table's column has them: it may write one otherwise than its record.
 with noted as (
     delete from {schema}.resync_noted where model = %(model)s
     returning model, key, version, partition, record_offset
@@ -83,7 +94,8 @@ insert into {schema}.resync_unshown (model, key, version, partition, record_offs
 select n.model, n.key, n.version, n.partition, n.record_offset
 from noted n
 where not exists (
-    select from (select unnest(keys) as key from shown) s where s.key = n.key
+    select from (select unnest(keys)::{key_type} as key from shown) s
+    where s.key = n.key::{key_type}
 )
 
 -- part: some_unshown

@@ -27,5 +27,6 @@ select bucket, count(*), bit_xor(digest), json_agg(json_build_array(key, version
 from placed group by bucket order by bucket
 
 -- template: list_side_keys
-select k.key, k.version from {schema}.model_keys k
+-- The keys as a source has them: its database writes a UUID with hyphens.
+select k.key::{key_type}::text as key, k.version from {schema}.model_keys k
 where k.model = {model} and not k.is_gone

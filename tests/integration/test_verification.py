@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
 from jobs_lib import App, OperatingError, UnavailableError
+from jobs_lib.consuming.keys import write_key
 from jobs_lib.operating.verification import (
     BUCKETS,
     Difference,
@@ -103,6 +105,44 @@ def test_equal_sides_have_no_difference(source_side, model_side):
     assert sum(counts) == ROWS
     assert BUCKETS / 2 < len(counts) <= BUCKETS
     assert verify(source_side, model_side, pause=0) == []
+
+
+@pytest.mark.parametrize("column", ["uuid", "text"])
+def test_uuids_are_equal_however_each_side_writes_them(
+    admin, empty_url, database, versions, column
+):
+    key = UUID(int=7)
+    with psycopg.connect(empty_url, autocommit=True) as owner:
+        owner.execute("create table items (id uuid, version bigint)")
+        owner.execute("insert into items values (%s, 3)", (key,))
+    written = write_key(key, UUID)  # as the consumer does
+    admin.execute(f"create table item_rm (id {column} primary key, version bigint)")
+    admin.execute("insert into item_rm values (%s, 3)", (written,))
+    admin.execute(
+        "insert into jobs_lib.model_keys (model, key, version, is_gone)"
+        " values ('item_rm', %s, 3, false)",
+        (written,),
+    )
+    app = App("test")
+
+    @app.read_model(
+        "items",
+        table="item_rm",
+        key="id",
+        group="g",
+        key_type=UUID,
+        versions=versions,
+    )
+    def row(record):
+        return {}
+
+    source = TableSide.of(Database(empty_url), "items", "id", "version")
+    model = TableSide.of_model(database, app.consumers[0])
+    assert verify(source, model, pause=0) == []
+    admin.execute("delete from item_rm")
+    admin.execute("delete from jobs_lib.model_keys")
+    wanted = [Difference(str(key), 3, None, "missing")]
+    assert verify(source, model, pause=0) == wanted
 
 
 def test_each_key_that_differs_is_named(source_side, model_side, spoil):

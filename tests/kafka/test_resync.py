@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -275,14 +276,16 @@ def test_a_key_that_is_shown_late_stays(
             "insert into jobs_lib.model_keys (model, key, version, is_gone)"
             " values ('model', 'orphan', 1, false)"
         )
-    work = Resync(app.settings, database, find_model_of(app, "model"))
+    declared = find_model_of(app, "model")
+    work = Resync(app.settings, database, declared)
     work.begin()
     queries, model = database.queries, {"model": "model"}
     with database.connect("test") as ending, database.connect("test") as block:
         ending.autocommit = False
         ending.execute(queries["lock_resync"], {**model, "group": work.group})
         # As another process does that has reached all ends: it finds every key.
-        ending.execute(queries["find_unshown"], model)
+        assert declared.model is not None
+        declared.model.find_unshown(ending)
         block.execute("set lock_timeout = '100ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             block.execute(queries["note_shown"], {**model, "record_key": ["k1"]})
@@ -365,3 +368,91 @@ def test_what_cannot_be_known_is_refused_and_no_row_goes(
     assert read() == OLD
     cancel_resync(app, "model")
     assert left_behind(admin) == []
+
+
+@pytest.mark.guarantee("W64")
+@pytest.mark.parametrize(
+    ("key_type", "column", "keys"),
+    [
+        (UUID, "uuid", [str(UUID(int=n)) for n in range(3)]),
+        # The column writes the keys otherwise than their records have them.
+        (str, "int", ["007", "008", "9"]),
+    ],
+    ids=["UUIDs", "texts of numbers"],
+)
+def test_rows_stay_whatever_form_their_keys_have(
+    make, admin, topic, bootstrap_servers, versions, key_type, column, keys, wait_for
+):
+    name = topic(1, config={"cleanup.policy": "compact"})
+    send(bootstrap_servers, name, [(key, {}, 1) for key in keys])
+    admin.execute(
+        f"create table model (id {column} primary key, version bigint, n int)"
+    )
+    app = make(heartbeat_interval=0.5, stale_after=5.0)
+
+    @app.read_model(
+        name,
+        table="model",
+        key="id",
+        group=name,
+        key_type=key_type,
+        versions=versions,
+    )
+    def row(record):
+        return {"n": 1}
+
+    def count() -> int:
+        return admin.execute("select count(*) from model").fetchone()[0]
+
+    with running(app, "consumers"):
+        wait_for(lambda: count() == len(keys), timeout=60, what="the model is filled")
+        assert resync(app, "model") == (0, True)
+    assert count() == len(keys)
+    assert left_behind(admin) == []
+
+
+def test_a_row_with_a_uuid_goes_if_its_key_is_not_shown(
+    make, admin, topic, bootstrap_servers
+):
+    name = topic(1, config={"cleanup.policy": "compact"})
+    known, orphan = (str(UUID(int=n)) for n in range(2))
+    send(bootstrap_servers, name, [(known, {}, 1)])
+    admin.execute("create table model (id uuid primary key, version bigint, n int)")
+    for key in (known, orphan):
+        admin.execute("insert into model values (%s, 1, 1)", (key,))
+    app = make(heartbeat_interval=0.5, stale_after=5.0)
+
+    @app.read_model(name, table="model", key="id", group=name, key_type=UUID)
+    def row(record):
+        return {"n": 1}
+
+    assert resync(app, "model") == (1, True)
+    assert admin.execute("select id::text from model").fetchall() == [(known,)]
+
+
+def test_a_row_without_version_stays_if_its_record_came_meanwhile(
+    make, admin, topic, bootstrap_servers, database
+):
+    name = topic(1, config={"cleanup.policy": "compact"})
+    key = UUID(int=7)
+    admin.execute("create table model (id uuid primary key, version bigint, n int)")
+    admin.execute("insert into model values (%s, null, 1)", (key,))
+    # As the consumer notes the place of its record.
+    note = (
+        "insert into jobs_lib.model_keys as k"
+        " (model, key, is_gone, topic_id, partition, record_offset)"
+        " values ('model', %s, false, gen_random_uuid(), 0, %s)"
+        " on conflict (model, key) do update set record_offset = excluded.record_offset"
+    )
+    admin.execute(note, (key.hex, 3))
+    app = make(heartbeat_interval=0.5, stale_after=5.0)
+
+    @app.read_model(name, table="model", key="id", group=name, key_type=UUID)
+    def row(record):
+        return {"n": 1}
+
+    work = Resync(app.settings, database, find_model_of(app, "model"))
+    assert work.begin()
+    admin.execute(note, (key.hex, 4))
+    assert work.end() == (0, True)
+    assert admin.execute("select count(*) from model").fetchone() == (1,)
