@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -189,15 +189,22 @@ class Offsets:
         Raises:
             FencedError: another process has the partition.
             psycopg.Error: a statement failed, or as for :meth:`advance`.
+            Exception: the block cannot be sent; nothing of it is committed.
         """
         # The statements of a pipeline are one transaction, which ends with it: so
         # neither BEGIN nor COMMIT is sent.
         connection.autocommit = True
         try:
             with fenced(), connection.pipeline():
-                yield
-                self._move(connection, progress, following, appended_at, None)
-                meanwhile()
+                try:
+                    yield
+                    self._move(connection, progress, following, appended_at, None)
+                    meanwhile()
+                except BaseException:
+                    # The end of the pipeline would commit what was sent so far.
+                    with suppress(psycopg.Error):
+                        connection.execute(self._queries["refuse_block"]).fetchone()
+                    raise
         finally:
             if not connection.closed:
                 connection.autocommit = False

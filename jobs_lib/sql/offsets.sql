@@ -69,6 +69,11 @@ select {schema}.advance_offset(
     coalesce(%(block)s, current_setting('jobs_lib.block', true))
 ), current_setting('jobs_lib.place_used', true) = 'yes'
 
+-- name: refuse_block
+-- It always fails. So the end of a pipeline rolls back what was sent, where it would commit
+-- a block that the client has not sent whole.
+select 'the block was not sent whole'::int
+
 -- name: skip_record
 -- In the transaction that moves the offset past the record. Its place may hold a record
 -- that was skipped before: of an earlier topic of this name, or when the offset was last

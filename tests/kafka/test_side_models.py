@@ -238,3 +238,54 @@ def test_fields_that_are_not_mapped_never_reach_the_database(
         await_read("g", 2)
     assert any("c1" in one for one in sent)
     assert not any("s3cret" in one for one in sent)
+
+
+@pytest.mark.parametrize("refused", ["a\0", {"a": 1}], ids=["NUL", "no adapter"])
+def test_a_value_that_the_client_refuses_fails_alone_and_writes_no_half_block(
+    admin, tables, database_url, bootstrap_servers, topic, wait_for, refused
+):
+    name = topic(1)
+    producer = make_producer(bootstrap_servers)
+    for n in range(10):
+        producer.produce(name, b"{}", str(n), headers=[("ce_version", b"1")])
+    assert producer.flush(30) == 0
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+    @app.read_model(name, group="g", tables=TABLES)
+    def order(record):
+        article = refused if record.key == "6" else "a"
+        return {"order_rm": {"customer": "c"}, "line_rm": [{"article": article}]}
+
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: failed, timeout=60, what="it fails")
+        for table, key in TABLES.items():
+            rows = admin.execute(f"select {key} from {table} order by 1").fetchall()
+            assert rows == [(n,) for n in range(6)]
+        noted = admin.execute("select count(*) from jobs_lib.model_keys").fetchone()
+        stored = admin.execute("select next_offset from jobs_lib.offsets").fetchone()
+    assert {fields["offset"] for _, fields in failed} == {6}
+    assert (noted, stored) == ((6,), (6,))
+
+
+def test_a_refused_value_of_one_statement_keeps_the_others_of_its_block_back(
+    admin, database_url, bootstrap_servers, topic, wait_for
+):
+    name = topic(1)
+    admin.execute("create table item_rm (id int primary key, version bigint, a text)")
+    producer = make_producer(bootstrap_servers)
+    for n in range(3):
+        producer.produce(name, b"{}", str(n), headers=[("ce_version", b"1")])
+    assert producer.flush(30) == 0
+    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+
+    @app.read_model(name, group="g", table="item_rm", key="id")
+    def item(record):
+        # Rows with the same columns are written by one statement.
+        return {"a": "a\0"} if record.key == "1" else {}
+
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: failed, timeout=60, what="it fails")
+        rows = admin.execute("select id from item_rm").fetchall()
+        stored = admin.execute("select next_offset from jobs_lib.offsets").fetchone()
+    assert {fields["offset"] for _, fields in failed} == {1}
+    assert (rows, stored) == ([(0,)], (1,))
