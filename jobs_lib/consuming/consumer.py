@@ -238,9 +238,10 @@ class Consumer:
                 if partition in replaced:
                     self._partitions[partition].replaced = True
                     self._commits.note_anew(partition)
-                # The owner before may have ended between its two commits.
-                elif at is not None:
-                    self._commits.note(partition, at)
+                # The owner before may have ended between its two commits. And Kafka
+                # may have an offset of an earlier database, for which others wait.
+                else:
+                    self._commits.note(partition, at or 0)
         for partition in parts.keys() - replaced:
             self._member.begin(partition, stored.get(partition))
         if self._done:

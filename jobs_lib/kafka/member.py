@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
@@ -150,6 +150,9 @@ class GroupMember(Poller):
             listener.committed(done)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # The database says where to go on. So Kafka's offset is not asked for.
+        for at in partitions:
+            at.offset = OFFSET_BEGINNING
         if self._cooperative:
             consumer.incremental_assign(partitions)
         else:

@@ -187,7 +187,7 @@ def count_left(
     settings: Settings,
     group: str,
     topic: str,
-    stored: Mapping[int, int | None],
+    stored: Mapping[int, int | None] | None,
     ends: Mapping[int, int],
 ) -> int:
     """Count the offsets before some ends that a group has not passed.
@@ -202,16 +202,17 @@ def find_left(
     settings: Settings,
     group: str,
     topic: str,
-    stored: Mapping[int, int | None],
+    stored: Mapping[int, int | None] | None,
     ends: Mapping[int, int],
 ) -> dict[int, Span]:
     """Find the parts of partitions before some ends that a group has not passed.
 
     Args:
         settings: where Kafka is.
-        group: of consumers, which may store their offsets.
+        group: of consumers.
         topic: the topic's name in Kafka.
-        stored: the offsets that they have stored, by partition.
+        stored: the offsets that they have stored in the database, by partition; None if
+            only Kafka has them.
         ends: of the partitions.
 
     Raises:
@@ -219,8 +220,12 @@ def find_left(
         UnavailableError: no broker answers.
     """
     starts = find_places(settings, topic, "start")
-    # Kafka is also told of places behind which no record is left.
+    # Kafka is also told of places behind which no record is left. What it has of a
+    # partition that this database does not know is of an earlier one.
     told = read_committed(settings, group, topic)
+    if stored is None:
+        stored = told
+    told = {number: at for number, at in told.items() if number in stored}
     places = {
         number: max(start, stored.get(number) or 0, told.get(number, 0))
         for number, start in starts.items()

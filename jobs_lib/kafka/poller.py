@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
@@ -117,12 +118,10 @@ class Poller:
     def begin(self, partition: Partition, offset: int | None) -> None:
         """Start to read an assigned partition from ``offset``.
 
-        None means the group's offset in Kafka. If there is none, the partition is out
-        of range.
+        None means the oldest record that there is. The group's offset in Kafka is never
+        asked for: it may be one of a database that there is no more.
         """
-        at = TopicPartition(*partition)
-        if offset is not None:
-            at.offset = offset
+        at = TopicPartition(*partition, OFFSET_BEGINNING if offset is None else offset)
 
         def seek(consumer: Consumer) -> bool:
             if partition not in self._assigned:
@@ -130,11 +129,9 @@ class Poller:
             try:
                 if partition in self._out_of_range:
                     self._assign_again(consumer, at)
-                elif offset is not None:
+                elif offset is not None or partition in self._begun:
                     consumer.seek(at)
-                elif partition in self._begun:
-                    # The client is somewhere behind the group's offset.
-                    self._assign_again(consumer, at)
+                # Else it was assigned at its beginning.
                 consumer.resume([TopicPartition(*partition)])
                 self._paused.discard(partition)
                 self._begun.add(partition)

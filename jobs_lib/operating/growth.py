@@ -285,9 +285,9 @@ def _list_behind(
     for group in groups:
         # Kafka may be slow.
         stop.renew()
-        stored: dict[int, int | None] = {}
+        stored = None
         if group.stores:
-            stored.update(read_places(database, group.name, stream.name))
+            stored = read_places(database, group.name, stream.name)
         spans = find_left(app.settings, group.name, stream.name, stored, ends)
         if spans and not group.stores:
             # Markers of transactions may be all that is left: nobody handles these.

@@ -105,12 +105,16 @@ def find_start(
         return found
     known = read_places(database, group, topic)
     return {
-        number: place for number, place in found.items() if place < known.get(number, 0)
+        number: place
+        for number, place in found.items()
+        if place < (known.get(number) or 0)
     }
 
 
-def read_places(database: Database, group: str, topic: str) -> dict[int, int]:
+def read_places(database: Database, group: str, topic: str) -> dict[int, int | None]:
     """Read the offsets from which a group goes on, by partition.
+
+    Those of which it has applied nothing have None.
 
     Raises:
         UnavailableError: the database does not answer.

@@ -21,10 +21,10 @@ order by f.partition
 for update
 
 -- name: read_places
--- The same without locks, of those that go on from some place.
+-- The same without locks, and also of those of which nothing was applied.
 select f.partition, f.next_offset
 from {schema}.offsets f
-where f.consumer_group = %(group)s and f.topic = %(topic)s and f.next_offset is not null
+where f.consumer_group = %(group)s and f.topic = %(topic)s
 
 -- name: rewind_offsets
 update {schema}.offsets f set

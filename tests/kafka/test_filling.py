@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from jobs_lib.kafka.places import find_places
 from jobs_lib.service.filling import Filling
 from tests.support.apps import make_app, running
-from tests.support.records import make_producer
+from tests.support.records import leave_offset, make_producer
 
 
 @pytest.fixture
@@ -124,6 +124,20 @@ def test_what_keeps_a_process_from_knowing_is_the_answer(declare, gate, name):
     away = app.settings.model_copy(update={"kafka_bootstrap_servers": "127.0.0.1:1"})
     filling = Filling(away, app.database(), app.consumers)
     assert "no Kafka broker at 127.0.0.1:1 answers" in (filling.explain() or "")
+
+
+@pytest.mark.guarantee("W65")
+def test_an_offset_that_kafka_has_of_an_earlier_database_does_not_count(
+    declare, gate, name, bootstrap_servers
+):
+    app = declare(gate)
+    ends = find_places(app.settings, name, "end")
+    leave_offset(bootstrap_servers, name, name, ends[0])
+    filling = Filling(app.settings, app.database(), app.consumers)
+    left = sum(ends.values())
+    assert (
+        filling.explain() == f"{name} is read for the first time: {left} offsets left"
+    )
 
 
 def test_handlers_keep_no_process_from_being_ready(declare, gate, name):

@@ -17,7 +17,12 @@ from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, make_app, running
 from tests.support.groups import Group
-from tests.support.records import key_of, produce, read_committed
+from tests.support.records import (
+    key_of,
+    leave_offset,
+    produce,
+    read_committed,
+)
 
 MEBIBYTE = 1_048_576
 
@@ -373,6 +378,34 @@ def test_a_new_group_begins_with_the_oldest_record_that_is_left(
         wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
     assert seen == [*range(4, 10)]
     assert not told
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_an_empty_database_begins_at_the_oldest_record_whatever_kafka_knows(
+    make, topic, bootstrap_servers, read_offset, gate, wait_for, strategy
+):
+    name = topic(1)
+    produce(bootstrap_servers, name, [("k", n) for n in range(10)])
+    # As the consumer of an earlier database has left it.
+    leave_offset(bootstrap_servers, name, name, 7)
+    app = make(assignment_strategy=strategy)
+    seen: list[int] = []
+
+    @app.consumer(name, group=name)
+    def handle(record, conn) -> None:
+        gate.wait(120)
+        seen.append(record.value)
+
+    with running(app, "consumers"):
+        # Others may wait for this group.
+        wait_for(
+            lambda: read_committed(bootstrap_servers, name, name) == {0: 0},
+            timeout=60,
+            what="Kafka knows that nothing is handled",
+        )
+        gate.set()
+        wait_for(lambda: read_offset(name) == 10, timeout=60, what="all is in")
+    assert seen == [*range(10)]
 
 
 @pytest.mark.parametrize(

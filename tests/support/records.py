@@ -90,6 +90,16 @@ def read_committed(
     return {one.partition: one.offset for one in found if one.offset >= 0}
 
 
+def leave_offset(bootstrap_servers: str, group: str, topic: str, offset: int) -> None:
+    """Leave an offset of the partition 0 in Kafka for a group without members."""
+    consumer = _make_consumer(bootstrap_servers, "read_uncommitted", group)
+    try:
+        place = TopicPartition(topic, 0, offset)
+        consumer.commit(offsets=[place], asynchronous=False)
+    finally:
+        consumer.close()
+
+
 def _read_ends(bootstrap_servers: str, topic: str) -> dict[int, int]:
     """The ends of the partitions that are not empty.
 
