@@ -74,8 +74,9 @@ class Queues:
                 progress = self.partitions.get(partition)
                 if progress is None or progress.leaving or not progress.reading:
                     continue
-                # A topic that was cut or made anew begins below the stored offset.
-                first = progress.stored or 0
+                # A topic that was cut or made anew begins below the stored offset. And
+                # a client that assigns all partitions again may read some twice.
+                first = progress.next_fetch or 0
                 if min(map(_GET_OFFSET, some)) < first:
                     some = [one for one in some if get_offset(one) >= first]
                 progress.push(some)

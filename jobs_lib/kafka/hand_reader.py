@@ -58,7 +58,7 @@ class HandReader(Poller):
             consumer.incremental_assign([at])
             self._forget([partition])
             self._assigned.add(partition)
-            self._begun.add(partition)
+            self._begun[partition] = offset
             for listener in self._listeners:
                 listener.begun(partition)
             return True

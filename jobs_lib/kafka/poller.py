@@ -91,8 +91,8 @@ class Poller:
         self._assigned: set[Partition] = set()
         """Kept here, because asking librdkafka would wait while it holds the GIL."""
         self._paused: set[Partition] = set()
-        self._begun: set[Partition] = set()
-        """Those that were begun since they were assigned."""
+        self._begun: dict[Partition, int] = {}
+        """Where those were begun last that were begun since they were assigned."""
         self._out_of_range: dict[Partition, float] = {}
         """Those that librdkafka has ceased to read, and since when."""
         self._stopping = threading.Event()
@@ -134,7 +134,7 @@ class Poller:
                 # Else it was assigned at its beginning.
                 consumer.resume([TopicPartition(*partition)])
                 self._paused.discard(partition)
-                self._begun.add(partition)
+                self._begun[partition] = at.offset
             except KafkaException as error:
                 # The partition's fetcher has not started yet: try again.
                 if error.args[0].code() == KafkaError._STATE:
@@ -257,10 +257,15 @@ class Poller:
             consumer.incremental_unassign([at])
             consumer.incremental_assign([at])
             return
-        # All others go on from where they are. One that has no place yet goes on from
-        # its offset in Kafka, which is never ahead of what its listener wants.
+        # All others go on from where they are. Those that nothing was read of have no
+        # place yet: without an offset, the client would ask Kafka for the group's.
         others = [TopicPartition(*one) for one in self._assigned if one != partition]
-        consumer.assign([at, *(consumer.position(others) if others else ())])
+        places = consumer.position(others) if others else []
+        for one in places:
+            if one.offset < 0:
+                begun = self._begun.get((one.topic, one.partition), OFFSET_BEGINNING)
+                one.offset = begun
+        consumer.assign([at, *places])
         if self._paused:
             consumer.pause([TopicPartition(*one) for one in self._paused])
 
@@ -278,7 +283,7 @@ class Poller:
         for one in list(partitions):
             self._assigned.discard(one)
             self._paused.discard(one)
-            self._begun.discard(one)
+            self._begun.pop(one, None)
             self._out_of_range.pop(one, None)
 
     def _notify(self, what: str, partitions: list[TopicPartition]) -> None:

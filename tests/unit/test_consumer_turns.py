@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -66,3 +67,23 @@ def test_a_handler_that_begins_to_wait_is_not_kept_alone(queues):
     waiting = next(one for one in (first, second) if not one.competes)
     assert {queues.take(), queues.take()} == {first, second}
     assert waiting.busy
+
+
+def test_records_that_come_twice_are_queued_once(queues):
+    def make(*offsets: int) -> list[Any]:
+        return [
+            MagicMock(
+                topic=MagicMock(return_value="topic"),
+                partition=MagicMock(return_value=0),
+                offset=MagicMock(return_value=offset),
+                __len__=MagicMock(return_value=1),
+            )
+            for offset in offsets
+        ]
+
+    progress = queues.partitions["topic", 0]
+    progress.waiting.clear()
+    progress.stored = 3
+    for offsets in ((2, 3, 4), (3, 4, 5), (6,)):
+        queues.add(make(*offsets))
+    assert [one.offset() for one in progress.waiting] == [3, 4, 5, 6]
