@@ -112,7 +112,7 @@ class Applier:
             progress.highest,
             placing,
         )
-        connection.is_lent = False
+        connection.take_back()
         self._tell_applied(progress, applied)
         last = block[applied - 1]
         following = get_offset(last) + 1

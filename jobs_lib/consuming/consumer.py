@@ -371,7 +371,7 @@ class Consumer:
                 connection, progress, block, ahead, partial(self._read_ahead, number)
             )
         except BaseException as error:
-            connection.is_lent = False
+            connection.take_back()
             if connection.closed:
                 self._failures.note_loss(progress, block, error)
                 raise

@@ -237,7 +237,7 @@ class ReadModel(ABC):
             self.on_change.handle(connection, changed, messages, group, placing)
         except BaseException as error:
             raise BlockError(None, error) from error
-        connection.is_lent = False
+        connection.take_back()
 
     def note_shown(
         self, connection: psycopg.Connection[Any], changes: Changes, write: Write

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
-from psycopg.rows import Row
+from psycopg.rows import Row, RowFactory, tuple_row
 
 from jobs_lib.errors import JobsError
 
@@ -33,6 +33,13 @@ class Session(psycopg.Connection[Row]):
     """The server that answers, once known; see the query ``read_server``."""
     is_lent: bool = False
     """Whether a handler has it, whose transaction the library commits."""
+
+    def take_back(self) -> None:
+        """End a loan: what a handler has set for its own rows is set back."""
+        self.is_lent = False
+        self.row_factory = cast("RowFactory[Row]", tuple_row)
+        self.cursor_factory = psycopg.Cursor
+        self.server_cursor_factory = psycopg.ServerCursor
 
     def commit(self) -> None:
         """Commit the transaction, unless that is the library's task.

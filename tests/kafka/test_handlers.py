@@ -7,8 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import ClientCursor
+from psycopg.rows import dict_row
 
 from jobs_lib import Exact, migrate
+from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.operating.schemas import register_schemas
 from tests.support.apps import heard, running
 from tests.support.canary import VALUE
@@ -247,3 +250,36 @@ def test_a_topic_and_group_of_another_system_are_called_as_they_are(
         groups = kafka_admin.list_consumer_groups().result().valid
     named = {one.group_id for one in groups if name in one.group_id}
     assert named == {f"{name}-theirs"}
+
+
+@pytest.mark.parametrize("kind", ["handler", "on_change"])
+def test_a_connection_that_a_handler_has_changed_goes_on_as_it_was(
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for, monkeypatch, kind
+):
+    # Another thread would go on with a connection of its own.
+    monkeypatch.setitem(Consumer.__init__.__kwdefaults__, "threads", 1)
+    name = topic(1)
+    app = make(heartbeat_interval=0.2)
+    rows: list[Any] = []
+
+    def change(given, conn) -> None:
+        conn.row_factory = dict_row
+        conn.cursor_factory = ClientCursor
+        rows.append(conn.execute("select 1 as n").fetchone())
+
+    if kind == "handler":
+        app.consumer(name, group=name)(change)
+    else:
+        admin.execute("create table state_rm (id text primary key, version bigint)")
+        app.read_model(name, group=name, table="state_rm", key="id", on_change=change)(
+            lambda record: {}
+        )
+
+    produce(bootstrap_servers, name, [("k", {})])
+    with heard("offset.moved") as moved, running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 1}, timeout=30, what="it is handled")
+        # The offset is read by the same connection.
+        admin.execute("update jobs_lib.offsets set next_offset = 0")
+        wait_for(lambda: moved, timeout=30, what="it is read again")
+        wait_for(lambda: read_offsets(name) == {0: 1}, timeout=30, what="it goes on")
+    assert rows[0] == {"n": 1}
