@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -12,7 +13,7 @@ from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from confluent_kafka import Message
 
@@ -80,7 +81,8 @@ def read_changes(
         keeps_versions: whether the versions of all records are kept, too.
 
     Raises:
-        BlockError: a record cannot be read, or ``row_of`` has failed.
+        BlockError: a record cannot be read, or ``row_of`` has failed or returned
+            something else.
     """
     # Only the newest records of each key matter. The others get neither a record nor a
     # row: a block has thousands.
@@ -126,6 +128,9 @@ def read_changes(
                 index, row = place, None
                 if value is not None:
                     row = row_of(Record(message, key, value, highest))
+                    # Almost every row is a dict, which is the quicker question.
+                    if row is not None and type(row) is not dict:
+                        check_row(row)
                 _, milliseconds = message.timestamp()
                 offset = message.offset() or 0
                 made.append((key, version, row, offset, milliseconds))
@@ -137,6 +142,20 @@ def read_changes(
     except BaseException as error:
         raise BlockError(index, error) from error
     return changes
+
+
+def check_row(row: object) -> None:
+    """Check what a read model's function has returned.
+
+    Raises:
+        RecordError: it is no mapping.
+    """
+    if not isinstance(row, Mapping):
+        raise RecordError(
+            f"the read model's function has returned the type {type(row).__name__}: "
+            "return a mapping of columns, or of tables if there are several, or None "
+            "for no row"
+        )
 
 
 def _add(chain: list[_Read], new: _Read) -> None:

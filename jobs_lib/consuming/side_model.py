@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg import sql
 
 from jobs_lib.consuming.arrays import make_writer, write_array
+from jobs_lib.consuming.changes import check_row
 from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.table_statements import TableStatements, as_type
@@ -53,11 +54,16 @@ class SideModel(ReadModel):
 
         def make(record: Record[Any, Any]) -> Row | None:
             made = row_of(record)
-            if unknown := sorted({*(made or ())} - tables.keys()):
+            if made is None:
+                return None
+            check_row(made)
+            if unknown := sorted({*made} - tables.keys()):
                 raise RecordError(
                     f"there are rows for {', '.join(map(repr, unknown))}, and the read "
                     f"model has the tables {', '.join(tables)}: name it in `tables`"
                 )
+            for table, rows in made.items():
+                _check_rows(table, rows)
             return made
 
         name = name_model(next(iter(tables)), version)
@@ -265,6 +271,27 @@ def put_in(table: str, row_of: RowOf[Any, Any]) -> RowOf[Any, Any]:
         return None if row is None else {table: row}
 
     return make
+
+
+def _check_rows(table: str, rows: object) -> None:
+    """Refuse what would be read as no rows, such as a generator: it is read twice.
+
+    Raises:
+        RecordError: it is neither None, a mapping nor a list of mappings.
+    """
+    if rows is None or isinstance(rows, Mapping):
+        return
+    wrong = type(rows).__name__
+    if isinstance(rows, list | tuple):
+        others = [row for row in rows if not isinstance(row, Mapping)]
+        if not others:
+            return
+        wrong = f"{wrong} of {type(others[0]).__name__}"
+    raise RecordError(
+        f"the read model's function has returned the type {wrong} for the table "
+        f"{table!r}: return a mapping for one row, a list of mappings for any number, "
+        "or None"
+    )
 
 
 def _list_rows(made: Row | Sequence[Row] | None) -> Sequence[Row]:
