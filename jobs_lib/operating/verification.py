@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -116,19 +117,20 @@ class FileSide:
         """Read a file of :func:`write_keys`.
 
         Raises:
-            OperatingError: it is none.
+            OperatingError: it is none, or is damaged.
         """
         try:
             with gzip.open(path, "rt", encoding="utf-8") as lines:
                 if json.loads(next(lines, "null")) != {"format": _FORMAT}:
                     raise ValueError("it begins otherwise")
-                self._buckets = {
-                    bucket: (count, digest, keys)
+                self._buckets: dict[int, tuple[int, int, Versions]] = {
+                    bucket: (count, digest, dict(keys))
                     for bucket, count, digest, keys in map(json.loads, lines)
                 }
-        except (OSError, ValueError) as error:
+        except (OSError, EOFError, zlib.error, TypeError, ValueError) as error:
             raise OperatingError(
-                f"{path} is no file of `jobs-lib readmodel verify --write`: {error}"
+                f"{path} is no file of `jobs-lib readmodel keys`, or is damaged: "
+                f"{error}. Write it again"
             ) from None
 
     def digest(self) -> dict[int, tuple[int, int]]:
@@ -141,7 +143,7 @@ class FileSide:
     def open(self, buckets: Collection[int]) -> dict[int, Versions]:
         """See :class:`Side`."""
         return {
-            bucket: dict(self._buckets[bucket][2]) if bucket in self._buckets else {}
+            bucket: self._buckets[bucket][2] if bucket in self._buckets else {}
             for bucket in buckets
         }
 
