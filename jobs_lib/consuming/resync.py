@@ -192,6 +192,23 @@ class Resync:
             for number, start, end, at in rows
         ]
 
+    def check_topic(self) -> None:
+        """Refuse to go on if the topic was made anew: it need not reach the old ends.
+
+        Raises:
+            OperatingError: it was.
+            UnavailableError: no broker answers.
+        """
+        with self._open() as connection:
+            row = self._execute(connection, "read_resync", self._named).fetchone()
+        if row is None or row[2] != self.group:
+            return
+        topic, topic_id, *_ = row
+        found = read_topic_ids(self.settings, [topic]).get(topic)
+        # Kafka may not know the topic for a moment.
+        if found is not None and topic_id is not None and found != topic_id:
+            raise _refuse_other_topic(topic)
+
     def end(self) -> Ended:
         """Remove what the topic did not show, and forget the re-synchronisation.
 
@@ -268,10 +285,7 @@ class Resync:
                 connection, "count_resync_skipped", given
             ).fetchone()
         if read_topic_ids(self.settings, [topic]).get(topic) != topic_id:
-            raise OperatingError(
-                f"{topic!r} was deleted and made anew since the re-synchronisation "
-                "began: end it with --cancel, and begin again"
-            )
+            raise _refuse_other_topic(topic)
         if counted is not None and counted[0]:
             raise OperatingError(
                 f"{counted[0]} records of {topic!r} cannot be read, so that nobody "
@@ -303,6 +317,13 @@ def _name_place(at: datetime | int | None, partition: int | None) -> str:
     else:
         place = f"offset {at}" if isinstance(at, int) else at.isoformat()
     return place if partition is None else f"{place} of partition {partition}"
+
+
+def _refuse_other_topic(topic: str) -> OperatingError:
+    return OperatingError(
+        f"{topic!r} was deleted and made anew since the re-synchronisation began: end "
+        "it with --cancel, and begin again"
+    )
 
 
 def _check_offset(topic: str, starts: dict[int, int], ends: dict[int, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,7 +18,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.service.service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
     from jobs_lib.consuming.resync import Ended, Part
@@ -103,7 +104,7 @@ def resync(
 
     Raises:
         OperatingError: as for :func:`begin_resync`; or nobody can know which keys the
-            topic has.
+            topic has, or it was made anew.
         JobsError: the service does not run.
     """
     work = _prepare(app, table)
@@ -152,6 +153,8 @@ def _read(
                 return True
             if time.monotonic() > reported_at + _REPORT_SECONDS:
                 reported_at = time.monotonic()
+                with _patient():
+                    work.check_topic()
                 report(parts)
         return False
     finally:
@@ -163,11 +166,18 @@ def _look(work: Resync, service: Service) -> list[Part] | None:
     assert work.group is not None
     assert service.positions is not None
     told = service.positions.ask_committed(work.group, work.topic)
-    try:
+    with _patient():
         return work.list_parts(None if told is None else told.offsets)
+    return None
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Report that a server does not answer, and go on: consumers wait for it."""
+    try:
+        yield
     except (UnavailableError, psycopg.OperationalError) as error:
         telemetry.emit("loop.failed", loop="resync", error=error)
-        return None
 
 
 def cancel_resync(app: App, table: str) -> None:

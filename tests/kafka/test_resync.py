@@ -370,6 +370,34 @@ def test_what_cannot_be_known_is_refused_and_no_row_goes(
     assert left_behind(admin) == []
 
 
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+@pytest.mark.parametrize("begins", ["start", "offset"])
+def test_it_ends_with_an_error_once_its_topic_was_made_anew(
+    declare, read, name, make_anew, bootstrap_servers, monkeypatch, wait_for, begins
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    place = () if begins == "start" else (0, 0)
+    begin_resync(app, "model", *place)
+    # It has fewer records than the one before, and never gets to its ends.
+    make_anew(name)
+    send(bootstrap_servers, name, [("k1", {"n": 1}, 3)])
+    monkeypatch.setattr("jobs_lib.service.resync._REPORT_SECONDS", 0.5)
+    stopping = threading.Event()
+    reports: list[object] = []
+
+    def report(parts) -> None:
+        reports.append(parts)
+        if len(reports) > 5:
+            stopping.set()
+
+    with pytest.raises(OperatingError, match="was deleted and made anew since"):
+        resync(app, "model", *place, report=report, stopping=stopping)
+    assert read() == OLD
+    cancel_resync(app, "model")
+
+
 @pytest.mark.guarantee("W64")
 @pytest.mark.parametrize(
     ("key_type", "column", "keys"),

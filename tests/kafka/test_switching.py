@@ -159,6 +159,27 @@ def test_a_version_is_filled_beside_the_current_one_and_takes_its_place(
 
 
 @pytest.mark.guarantee("W82")
+def test_partitions_that_the_topic_has_no_more_keep_no_version_back(
+    declare, read, admin, name, make_anew, bootstrap_servers, wait_for
+):
+    with running(declare(1), "consumers"):
+        wait_for(lambda: is_filled(read, "state_rm"), timeout=60, what="it is full")
+    # With one partition instead of two.
+    make_anew(name)
+    send(bootstrap_servers, name, range(KEYS), 2)
+    app = declare(1, 2)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            query = f"select from {table} where version = 2"
+            wait_for(
+                lambda query=query: admin.execute(query).rowcount == KEYS,
+                timeout=60,
+                what=f"{table} has all",
+            )
+        assert switch(app, "state_rm", 2).after == 2
+
+
+@pytest.mark.guarantee("W82")
 def test_no_reader_sees_a_gap_and_each_record_has_its_effect_once(
     declare, read, admin, connect, name, bootstrap_servers, wait_for
 ):
