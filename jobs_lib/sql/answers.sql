@@ -9,13 +9,7 @@ select o.partition::text, o.next_offset::text,
         then floor(extract(epoch from o.appended_at) * 1000)::bigint::text end
 from {schema}.offsets o
 where o.consumer_group = %(group)s::text and o.topic = %(topic)s::text
-    -- A topic that was made anew with fewer partitions leaves the rows of the others.
-    -- Every topic has the partition 0.
-    and not exists (
-        select from {schema}.offsets f
-        where f.consumer_group = o.consumer_group and f.topic = o.topic
-            and f.partition = 0 and f.topic_id <> o.topic_id
-    )
+    and {is_of_topic}
 order by o.partition
 
 -- template: known_on_rows
@@ -60,6 +54,7 @@ from (select %(key)s::text as key) a
         where o.consumer_group = a.consumer_group and o.topic = a.topic
             and (o.next_offset is not null or o.failed_offset is not null)
             and coalesce(o.appended_at, '-infinity') < a.put_at
+            and {is_of_topic}
     )
 )
 

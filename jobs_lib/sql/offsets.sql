@@ -142,3 +142,12 @@ with forgotten as (
     returning key
 )
 select count(*) from forgotten
+
+-- part: is_of_topic
+-- Whether the topic still has the partition of the row o. One that was made anew with fewer
+-- leaves the rows of the others, and every topic has the partition 0.
+not exists (
+    select from {schema}.offsets f
+    where f.consumer_group = o.consumer_group and f.topic = o.topic
+        and f.partition = 0 and f.topic_id <> o.topic_id
+)

@@ -56,13 +56,7 @@ from {schema}.offsets o
 left join {schema}.offsets n on n.consumer_group = %(group)s
     and n.topic = o.topic and n.partition = o.partition
 where o.consumer_group = %(before)s and o.topic = %(topic)s
-    -- A topic that was made anew with fewer partitions leaves the rows of the others.
-    -- Every topic has the partition 0.
-    and not exists (
-        select from {schema}.offsets f
-        where f.consumer_group = o.consumer_group and f.topic = o.topic
-            and f.partition = 0 and f.topic_id <> o.topic_id
-    )
+    and {is_of_topic}
 
 -- name: begin_effects
 -- The version before has the effects of the records up to here, if it has not come so far.

@@ -384,6 +384,20 @@ def test_an_entry_outlives_its_seconds_until_the_read_model_has_caught_up(
 
 
 @pytest.mark.guarantee("W74")
+def test_a_partition_that_the_topic_has_no_more_keeps_no_entry(pod, read_up_to, admin):
+    app, aircraft = pod
+    aircraft.put(app, key="N1", version=17, entity=LAX)
+    now = datetime.now(UTC)
+    read_up_to(0, 1, now)
+    read_up_to(1, 1, now - timedelta(seconds=3 * KEPT))
+    make_older(admin, 2 * KEPT)
+    assert aircraft.newer(app)
+    # The topic was made anew, with one partition.
+    admin.execute("update jobs_lib.offsets set topic_id = gen_random_uuid()")
+    assert aircraft.newer(app) == []
+
+
+@pytest.mark.guarantee("W74")
 def test_the_upkeep_removes_entries_that_serve_nobody(
     pod, reach, read_up_to, admin, database, wait_for
 ):
