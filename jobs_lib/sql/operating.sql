@@ -367,10 +367,12 @@ returning j.id, chosen.run_at
 
 -- name: retry_scheduled
 -- The same by a filter, in one origin, along the index of due times: each batch begins
--- where the last one ended.
+-- where the last one ended. A job that has become due since the retry began is left out:
+-- its new due time would lie behind this batch, and the next one would take it again.
 with chosen as materialized (
     select j.ctid as at, j.run_at from {schema}.jobs j
     where j.origin = %(of)s and j.run_at >= %(due_from)s and {may_be_retried}
+        and j.run_at > statement_timestamp()
     order by j.run_at limit %(limit)s
     for no key update skip locked
 )

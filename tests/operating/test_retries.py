@@ -11,7 +11,7 @@ import pytest
 
 from jobs_lib import Job, exponential
 from jobs_lib.errors import OperatingError
-from jobs_lib.operating import Filter, cancel, retry
+from jobs_lib.operating import Filter, cancel, retries, retry
 from tests.operating.helpers import add_claim, add_discarded, add_job, add_owner
 from tests.support.apps import HOME, executing, make_app
 
@@ -208,6 +208,34 @@ def test_retry_leaves_jobs_that_failed_after_it_began(database, connect):
     assert retry(database).retried == 0
     assert retry(database, [job]).retried == 0
     assert find_due(admin) == []
+
+
+def test_a_job_that_becomes_due_during_a_retry_is_left_and_the_retry_ends(
+    database, connect, monkeypatch
+):
+    admin = connect(autocommit=True)
+    failed_at = datetime.now(UTC) - timedelta(minutes=5)
+    waiting = [add_failed(admin, origin="local/1", at=failed_at) for _ in range(5)]
+    due = add_failed(admin, origin="local/2", at=failed_at)
+    admin.execute(
+        "update jobs_lib.jobs set run_at = clock_timestamp() - interval '1 minute'"
+        " where id = %s",
+        (due,),
+    )
+    # The retry has taken so long that the last job became due meanwhile.
+    began = "select clock_timestamp() - interval '2 minutes'"
+    monkeypatch.setitem(database.queries._queries, "database_time", began)
+    batches: list[str] = []
+    execute = retries._Run._execute
+
+    def count(run: retries._Run, query: str, **values: Any) -> list[tuple[Any, ...]]:
+        batches.append(query)
+        assert len(batches) < 50, "the retry takes the same job again and again"
+        return execute(run, query, **values)
+
+    monkeypatch.setattr(retries._Run, "_execute", count)
+    assert retry(database, batch=1).retried == len(waiting)
+    assert find_due(admin) == [*waiting, due]
 
 
 def test_a_batch_of_no_job_is_refused(database):
