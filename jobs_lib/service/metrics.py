@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from itertools import accumulate, chain
@@ -24,7 +25,7 @@ from jobs_lib.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from jobs_lib.consuming.measures import Measures
+    from jobs_lib.consuming.measures import Lag, Measures
     from jobs_lib.executor.limiting.gate import JobGate
     from jobs_lib.executor.meter import Meter
     from jobs_lib.kafka.positions import Positions
@@ -37,7 +38,9 @@ _MOST_PARTITIONS = 100
 _LAST_SECONDS = 1.0
 """Seconds that a stop waits for a read."""
 _STALE = 60.0
-"""Seconds after which the figures read are not shown any more."""
+"""Seconds after which the figures read are not shown any more: reading them fails."""
+_SCRAPED_WITHIN = 300.0
+"""Seconds after a scrape for which the next one is expected, and figures are read."""
 
 
 class ServiceMetrics:
@@ -66,7 +69,10 @@ class ServiceMetrics:
     ) -> None:
         self._metrics = Metrics()
         self._depths = _Reader(
-            database, lambda: {one.group for one in consumers()}, pause
+            database,
+            lambda: {one.group for one in consumers()},
+            pause,
+            ask_also=lambda: _find_lags(consumers(), positions()),
         )
         self._metrics.add(lambda: describe_jobs(list(meters())))
         self._metrics.add(lambda: [_describe_owned(owned())])
@@ -98,17 +104,25 @@ class ServiceMetrics:
 class _Reader:
     """Reads what waits, as long as something scrapes, in a thread of its own.
 
-    A scrape gets the figures read last: it must not wait for the database.
+    A scrape gets the figures read last: it must not wait for the database. So it reads
+    on between scrapes, however seldom those come.
     """
 
     def __init__(
-        self, database: Database, groups: Callable[[], Collection[str]], pause: float
+        self,
+        database: Database,
+        groups: Callable[[], Collection[str]],
+        pause: float,
+        *,
+        ask_also: Callable[[], object] = lambda: None,
     ) -> None:
         self._database = database
         self._groups = groups
         self._pause = pause
+        self._ask_also = ask_also
         self._seen: tuple[float, Depths, Consumed] | None = None
         self._asked = threading.Event()
+        self._asked_at = -math.inf
         self._loop = Loop("metrics", self._work)
 
     def start(self) -> None:
@@ -123,17 +137,21 @@ class _Reader:
 
     def ask(self) -> tuple[Depths, Consumed] | None:
         """The figures read last; None if they are too old."""
+        seen, now = self._seen, time.monotonic()
+        self._asked_at = now
         self._asked.set()
-        if self._seen is None or time.monotonic() > self._seen[0] + _STALE:
-            return None
-        return self._seen[1:]
+        return None if seen is None or now > seen[0] + _STALE else seen[1:]
 
     def _work(self) -> Iterator[None]:
         while True:
-            self._asked.wait()
+            # In this order: a question that comes between the lines is not lost.
             self._asked.clear()
+            is_over = time.monotonic() > self._asked_at + _SCRAPED_WITHIN
+            if is_over and not self._loop.stopping.is_set():
+                self._asked.wait()
             if self._loop.stopping.is_set():
                 return
+            self._ask_also()
             consumed = read_consumed(self._database, self._groups())
             self._seen = time.monotonic(), read_depths(self._database), consumed
             yield
@@ -229,7 +247,7 @@ def describe_depths(depths: Depths | None) -> Iterator[Metric]:
 
 
 def describe_consumers(
-    consumers: Iterable[Measures], positions: Positions | None
+    consumers: Collection[Measures], positions: Positions | None
 ) -> Iterator[Metric]:
     """How far this process is in its partitions, and how long it took."""
     lag = _make_gauge(
@@ -261,11 +279,23 @@ def describe_consumers(
         for wait in waits[:_MOST_PARTITIONS]:
             topic, number = wait.partition
             waited.add_metric((one.group, topic, str(number), wait.after), wait.seconds)
-        if positions is not None:
-            for topic, found in one.find_lags(positions, _STALE).items():
-                lag.add_metric((one.group, topic), found.total)
-                highest.add_metric((one.group, topic), found.highest)
+    for group, topic, found in _find_lags(consumers, positions):
+        lag.add_metric((group, topic), found.total)
+        highest.add_metric((group, topic), found.highest)
     yield from (lag, highest, held, waited, seconds)
+
+
+def _find_lags(
+    consumers: Collection[Measures], positions: Positions | None
+) -> list[tuple[str, str, Lag]]:
+    """Group, topic and lag of what is known; the question for the next answer."""
+    if positions is None:
+        return []
+    return [
+        (one.group, topic, found)
+        for one in consumers
+        for topic, found in one.find_lags(positions, _STALE).items()
+    ]
 
 
 def describe_gates(gates: Iterable[JobGate]) -> Metric:

@@ -38,8 +38,8 @@ def port(monkeypatch) -> int:
     """The port of a service, which reads its database anew for each scrape."""
     reader = metrics._Reader
 
-    def hurry(database, groups, pause):
-        return reader(database, groups, 0.05)
+    def hurry(database, groups, pause, **more):
+        return reader(database, groups, 0.05, **more)
 
     monkeypatch.setattr(metrics, "_Reader", hurry)
     return free_port()
