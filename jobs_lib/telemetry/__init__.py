@@ -183,6 +183,15 @@ _counting = threading.RLock()
 """Reentrant: a signal handler may emit while its thread counts."""
 
 
+class LoggedEvent(str):
+    """The name of an event in a log record of ours.
+
+    Other code may give its records an attribute ``event``, too, but none of this type.
+    """
+
+    __slots__ = ()
+
+
 def emit(event: str, **fields: Any) -> None:
     """Call every listener; if one raises, that is logged and the listener kept."""
     subject = None
@@ -268,7 +277,7 @@ def _tell(level: int, event: str, fields: dict[str, Any], subject: str | None) -
             told["more"] = f"left out for {_PAUSE:g} s"
     text = " ".join(f"{key}={_short(value)}" for key, value in told.items())
     plain = {key: _plain(value) for key, value in told.items()}
-    extra = {"event": event, "fields": plain, "trace": trace}
+    extra = {"event": LoggedEvent(event), "fields": plain, "trace": trace}
     _log(level, "%s %s", event, text, extra=extra)
 
 
