@@ -373,20 +373,10 @@ class Settings(BaseSettings):
     @field_validator("database_url", "direct_url")
     @classmethod
     def _is_postgres(cls, url: str) -> str:
-        if not url:
-            return url
-        driver, there, _ = url.partition("://")
-        scheme = driver.split("+")[0]
-        if not there or scheme not in {"postgresql", "postgres"}:
-            named = scheme if there and scheme.isalnum() else "no scheme"
-            raise ValueError(
-                f"the URL starts with {named!r}; "
-                "it must look like postgresql://user@host:5432/database"
-            )
-        url = libpq_url(url)
-        if not _is_readable(url):
-            raise ValueError(_UNREADABLE)
-        return url
+        try:
+            return check_url(url) if url else url
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("schema_name")
     @classmethod
@@ -470,6 +460,26 @@ class _FileSource(TomlConfigSettingsSource):
                 f"file by JOBS_LIB_CONFIG_FILE={_FILE}"
             )
         return found
+
+
+def check_url(url: str) -> str:
+    """The URL of a PostgreSQL database as libpq reads it.
+
+    Raises:
+        ConfigurationError: it is none, or cannot be read; the text does not show it.
+    """
+    driver, there, _ = url.partition("://")
+    scheme = driver.split("+")[0]
+    if not there or scheme not in {"postgresql", "postgres"}:
+        named = scheme if there and scheme.isalnum() else "no scheme"
+        raise ConfigurationError(
+            f"the URL starts with {named!r}; "
+            "it must look like postgresql://user@host:5432/database"
+        )
+    url = libpq_url(url)
+    if not _is_readable(url):
+        raise ConfigurationError(_UNREADABLE)
+    return url
 
 
 def check_schema(name: str) -> None:

@@ -23,15 +23,16 @@ from jobs_lib.cli.options import (
 )
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.consuming.model_table import write_statements
-from jobs_lib.errors import OperatingError
+from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.postgres.database import Database
-from jobs_lib.settings import default_settings
+from jobs_lib.settings import check_url, default_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jobs_lib.app import App
     from jobs_lib.consuming.resync import Part
+    from jobs_lib.settings import Settings
 
 
 _SOURCE = "SOURCE_DATABASE_URL"
@@ -277,23 +278,31 @@ def readmodel_verify(
     from jobs_lib.service.resync import find_model_of
 
     loaded = load_app(app)
-    database = Database.of(loaded.settings)
-    model = TableSide.of_model(database, find_model_of(loaded, table))
     # Other users of the machine see the options of a command, and its password in them.
     url = os.environ.get(_SOURCE)
     if file is not None:
         other: Side = FileSide(file)
     elif url and source and key:
-        beside = loaded.settings.model_copy(update={"database_url": url})
-        other = TableSide.of(Database.of(beside), source, key, version)
+        other = TableSide.of(_open_source(url, loaded.settings), source, key, version)
     else:
         raise OperatingError(
             f"say where the source is: its database's URL in {_SOURCE}, with --table "
             "and --key; or --file"
         )
+    database = Database.of(loaded.settings)
+    model = TableSide.of_model(database, find_model_of(loaded, table))
     found = verify(other, model)
     show([one.name for one in fields(Difference)], map(astuple, found), as_json)
     sys.exit(1 if found else 0)
+
+
+def _open_source(url: str, settings: Settings) -> Database:
+    """The source's database; settings of PgBouncer are for the model's alone."""
+    try:
+        checked = check_url(url)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{_SOURCE} cannot be used: {error}") from None
+    return Database(checked, settings.schema_name, timeout=settings.database_timeout)
 
 
 @readmodel.command("keys")
