@@ -20,6 +20,7 @@ NO_METRICS = (
     "metrics need the extra: pip install 'jobs-lib[metrics]', and JOBS_LIB_METRICS "
     "must not be false"
 )
+_TEXT = "text/plain; charset=utf-8"
 _STOP_WITHIN = 2.0
 _TICK = 0.1
 _AT_ONCE = 32
@@ -124,32 +125,35 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer."""
         path = self.path.partition("?")[0]
-        if path == "/livez":
-            silent = self.server.find_silent()
-            told = f"these threads stand still: {', '.join(silent)}"
-            self._answer(*((503, told) if silent else (200, "live")))
-        elif path == "/readyz":
-            why = self._find_unready()
-            self._answer(*((200, "ready") if why is None else (503, why)))
-        elif path == "/metrics" and self.server.render is not None:
-            content_type, body = self.server.render()
-            self._send(200, content_type, body)
-        elif path == "/metrics":
-            self._answer(404, NO_METRICS)
-        else:
-            self._answer(404, "there are /livez, /readyz and /metrics")
+        try:
+            status, content_type, body = self._find_answer(path)
+        except Exception as error:
+            telemetry.emit("loop.failed", loop="probes", error=error)
+            # A process that cannot tell whether it is ready is not.
+            status = 503 if path == "/readyz" else 500
+            content_type, body = _TEXT, b"it failed to find out"
+        self._send(status, content_type, body)
 
     do_HEAD = do_GET
 
-    def _find_unready(self) -> str | None:
-        try:
-            return self.server.find_unready()
-        except Exception as error:
-            telemetry.emit("loop.failed", loop="probes", error=error)
-            return "it failed to find out"
+    def _find_answer(self, path: str) -> tuple[int, str, bytes]:
+        """Status, content type and body."""
+        if path == "/metrics" and self.server.render is not None:
+            return 200, *self.server.render()
+        status, text = self._find_text(path)
+        return status, _TEXT, text.encode()
 
-    def _answer(self, status: int, text: str) -> None:
-        self._send(status, "text/plain; charset=utf-8", text.encode())
+    def _find_text(self, path: str) -> tuple[int, str]:
+        if path == "/livez":
+            silent = self.server.find_silent()
+            told = f"these threads stand still: {', '.join(silent)}"
+            return (503, told) if silent else (200, "live")
+        if path == "/readyz":
+            why = self.server.find_unready()
+            return (200, "ready") if why is None else (503, why)
+        if path == "/metrics":
+            return 404, NO_METRICS
+        return 404, "there are /livez, /readyz and /metrics"
 
     def _send(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

@@ -109,9 +109,17 @@ class Metrics:
         self.registry.register(_Collector(source))
 
     def render(self) -> tuple[str, bytes]:
-        """The content type and the text: ours, and what the application registered."""
+        """The content type and the text: ours, and what the application registered.
+
+        Ours alone, if a collector of the application raises.
+        """
         own = generate_latest(self.registry)
-        return CONTENT_TYPE_LATEST, own + generate_latest(REGISTRY)
+        try:
+            theirs = generate_latest(REGISTRY)
+        except Exception as error:
+            telemetry.emit("loop.failed", loop="probes", error=error)
+            theirs = b""
+        return CONTENT_TYPE_LATEST, own + theirs
 
     def _count(self, event: str, fields: dict[str, Any]) -> None:
         counted, counter = self._counters[event]

@@ -10,13 +10,19 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from typing import TYPE_CHECKING
 
 import pytest
+from prometheus_client import REGISTRY
 
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.service import probes
 from jobs_lib.service.probes import Probes
+from jobs_lib.telemetry.metrics import Metrics
 from tests.support.apps import heard
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 V4, V6 = "127.0.0.1", "::1"
 
@@ -31,10 +37,10 @@ def has_ipv6() -> bool:
 
 
 @contextlib.contextmanager
-def answering(find_unready=lambda: None):
+def answering(find_unready=lambda: None, **more):
     """Answer probes on some free port; yield the port."""
     # For port 0 the kernel chooses a port that is free for all addresses.
-    one = Probes(0, find_unready)
+    one = Probes(0, find_unready, **more)
     one.start()
     try:
         yield one._server.socket.getsockname()[1]
@@ -131,6 +137,50 @@ def test_a_readiness_check_that_raises_is_reported_and_not_ready():
         assert ask(port, "/livez") == (200, "live")
     ((_, fields),) = failed
     assert (fields["loop"], fields["error"]) == ("probes", "RuntimeError: no answer")
+
+
+@pytest.mark.parametrize(
+    ("path", "given"), [("/metrics", "render"), ("/livez", "find_silent")]
+)
+def test_what_raises_is_reported_and_answered_with_500(path, given):
+    def fail() -> list[str]:
+        raise RuntimeError("no answer")
+
+    with heard("loop.failed") as failed, answering(**{given: fail}) as port:
+        assert ask(port, path) == (500, "it failed to find out")
+        assert ask(port, "/readyz") == (200, "ready")
+    ((_, fields),) = failed
+    assert (fields["loop"], fields["error"]) == ("probes", "RuntimeError: no answer")
+
+
+class Broken:
+    """A collector of the application that has lost what it measures."""
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that it is not asked before the first scrape."""
+        return []
+
+    def collect(self) -> list[Metric]:
+        """Raise an error."""
+        raise LookupError("no pool")
+
+
+def test_a_collector_of_the_application_that_raises_leaves_the_other_metrics():
+    metrics = Metrics()
+    broken = Broken()
+    REGISTRY.register(broken)
+    try:
+        with (
+            heard("loop.failed") as failed,
+            answering(render=metrics.render) as port,
+        ):
+            status, text = ask(port, "/metrics")
+    finally:
+        REGISTRY.unregister(broken)
+    assert status == 200
+    assert "jobs_lib_jobs_claimed_total" in text
+    ((_, fields),) = failed
+    assert (fields["loop"], fields["error"]) == ("probes", "LookupError: no pool")
 
 
 def test_a_port_that_is_taken_is_refused_and_one_that_was_stopped_is_free():
