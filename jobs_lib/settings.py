@@ -440,7 +440,12 @@ class _FileSource(TomlConfigSettingsSource):
         named = os.environ.get("JOBS_LIB_CONFIG_FILE")
         self._is_named = bool(named)
         file = Path(_FILE if named is None else named)
-        super().__init__(settings_cls, toml_file=file)
+        try:
+            super().__init__(settings_cls, toml_file=file)
+        except (OSError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigurationError(
+                f"{file} cannot be read: {_explain_file(error)}"
+            ) from None
 
     def __call__(self) -> dict[str, Any]:
         """The values in the file.
@@ -460,6 +465,15 @@ class _FileSource(TomlConfigSettingsSource):
                 f"file by JOBS_LIB_CONFIG_FILE={_FILE}"
             )
         return found
+
+
+def _explain_file(error: Exception) -> str:
+    """Why a file cannot be read, without what is in it."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"its byte {error.start + 1} is not UTF-8. Save it as UTF-8"
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply"
+    return f"{getattr(error, 'strerror', None) or error}"
 
 
 def check_url(url: str) -> str:
@@ -533,6 +547,10 @@ def load_settings(**given: object) -> Settings:
         # The error's cause would show the value, which may hold a password.
         raise ConfigurationError(
             f"these settings cannot be used: {error}. Is it valid JSON?"
+        ) from None
+    except RecursionError:
+        raise ConfigurationError(
+            "the JSON of a setting in the environment is nested too deeply: correct it"
         ) from None
     except ValidationError as error:
         problems = "; ".join(

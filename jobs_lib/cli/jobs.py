@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs_lib import operating
-from jobs_lib.cli.options import TIMES, FiniteRange
+from jobs_lib.cli.options import IDS, TIMES, FiniteRange
 from jobs_lib.cli.terminal import json_option, printable, show, show_json, watch
 from jobs_lib.errors import OperatingError
 from jobs_lib.masking import plain_lines
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.operating import Explanation
 
-_ID = click.IntRange(1)
-_job = click.argument("job", metavar="ID", type=_ID)
+_job = click.argument("job", metavar="ID", type=IDS)
 _kind = click.argument("kind", type=click.Choice(KINDS))
 _name = click.argument("name")
 
@@ -63,7 +62,9 @@ def jobs() -> None:
     "--state", type=click.Choice(STATES), help="Defaults to all unfinished jobs."
 )
 @_filtered
-@click.option("--after", type=click.IntRange(0), default=0, help="Only ids above this.")
+@click.option(
+    "--after", type=click.IntRange(0, IDS.max), default=0, help="Only ids above this."
+)
 @click.option("--limit", type=click.IntRange(1, LIMIT), default=50, show_default=True)
 @json_option
 def list_(
@@ -126,7 +127,7 @@ def explain(job: int, as_json: bool) -> None:
 
 
 @jobs.command()
-@click.argument("ids", metavar="ID...", type=_ID, nargs=-1, required=True)
+@click.argument("ids", metavar="ID...", type=IDS, nargs=-1, required=True)
 @json_option
 def cancel(ids: tuple[int, ...], as_json: bool) -> None:
     """Remove waiting jobs, and ask running ones to stop.
@@ -173,7 +174,7 @@ def pauses(as_json: bool) -> None:
     show(("kind", "name", "paused_at"), map(astuple, found), as_json)
 
 
-_ids = click.argument("ids", metavar="[ID]...", type=_ID, nargs=-1)
+_ids = click.argument("ids", metavar="[ID]...", type=IDS, nargs=-1)
 
 
 def _all(what: str) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -11,6 +11,8 @@ from jobs_lib import __version__
 from jobs_lib.cli.options import app_argument, log_options, processes_option
 from jobs_lib.errors import JobsError
 from jobs_lib.masking import plain_lines, trace
+from jobs_lib.reasons import count_bytes, explain_foreign
+from jobs_lib.telemetry import logger
 from jobs_lib.telemetry.logs import FORMATS, LEVELS, set_up_logging
 
 _RUNNING = {"run", "executor", "relay"}
@@ -224,13 +226,48 @@ def _run_part(
 
 
 def main() -> None:
-    """Run the command; an error of ours is one line and exit code 2."""
+    """Run the command; an error that is no fault here is one line and exit code 2."""
     try:
         cli(standalone_mode=True)
     except JobsError as error:
-        click.echo(f"error: {plain_lines(str(error)).lstrip()}", err=True)
-        sys.exit(2)
+        _fail(str(error))
     except Exception as error:
+        if (told := _explain(error)) is not None:
+            logger.debug("where it failed:", exc_info=error)
+            _fail(told)
         # As Python itself would, but without values that a driver's error may repeat.
         click.echo(plain_lines(trace(error)), err=True)
         sys.exit(1)
+
+
+def _fail(told: str) -> NoReturn:
+    click.echo(f"error: {plain_lines(told).lstrip()}", err=True)
+    sys.exit(2)
+
+
+def _explain(error: Exception) -> str | None:
+    """What an operator can do about an error of others; None if it is a fault here."""
+    if isinstance(error, UnicodeEncodeError):
+        odd = [word for word in sys.argv[1:] if count_bytes(word) < 0]
+        return f"the argument {odd[0]!a} is not UTF-8: write it so" if odd else None
+    # Commands that need no database do not load its driver.
+    driver: Any = sys.modules.get("psycopg")
+    if driver is None or not isinstance(error, driver.Error):
+        return None
+    told = explain_foreign(error)
+    if told is None:
+        return None
+    if isinstance(error, driver.errors.InsufficientPrivilege):
+        return (
+            f"the database does not let this role do that: {told}. Connect as another "
+            "role, or see `jobs-lib grants -h`"
+        )
+    if isinstance(error, driver.OperationalError):
+        return (
+            f"the database has failed during the command: {told}. What it had "
+            "committed stays: look at that, and try again"
+        )
+    return (
+        f"the database refuses a statement: {told}. `jobs-lib check` looks whether the "
+        "tables fit, and --log-level debug shows the place"
+    )

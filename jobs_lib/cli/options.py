@@ -12,6 +12,15 @@ import click
 TIMES = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"])
 """The forms of a time, in UTC."""
 
+IDS = click.IntRange(1, 2**63 - 1)
+"""The ids that a row can have."""
+OFFSETS = click.IntRange(0, 2**63 - 1)
+"""The offsets that a record can have."""
+PARTITIONS = click.IntRange(0, 2**31 - 2)
+"""The numbers that a partition can have."""
+COUNTS = click.IntRange(1, 2**31 - 1)
+"""How many partitions a topic can have."""
+
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 

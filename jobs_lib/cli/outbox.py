@@ -7,13 +7,14 @@ from dataclasses import asdict, astuple, fields
 import click
 
 from jobs_lib import operating
+from jobs_lib.cli.options import IDS
 from jobs_lib.cli.terminal import json_option, printable, show, show_json
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.outbox import Held, Waiting
 from jobs_lib.postgres.database import Database
 from jobs_lib.settings import default_settings
 
-_row = click.argument("row", metavar="ID", type=click.IntRange(1))
+_row = click.argument("row", metavar="ID", type=IDS)
 
 
 @click.group()

@@ -15,6 +15,8 @@ import click
 
 from jobs_lib.app import load_app
 from jobs_lib.cli.options import (
+    OFFSETS,
+    PARTITIONS,
     TIMES,
     FiniteRange,
     app_argument,
@@ -49,12 +51,10 @@ def _source_table(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-_partition_option = click.option(
-    "--partition", type=click.IntRange(0), help="Only this one."
-)
+_partition_option = click.option("--partition", type=PARTITIONS, help="Only this one.")
 _offset_option = click.option(
     "--from-offset",
-    type=click.IntRange(0),
+    type=OFFSETS,
     metavar="OFFSET",
     help="From this offset of the partition.",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import FiniteRange, app_argument, wait_option
+from jobs_lib.cli.options import COUNTS, FiniteRange, app_argument, wait_option
 from jobs_lib.cli.terminal import json_option, show
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _show_changes(changes: list[Change], as_json: bool) -> None:
 @click.argument("topic")
 @click.option(
     "--partitions",
-    type=click.IntRange(1),
+    type=COUNTS,
     required=True,
     help="How many it will have.",
 )
@@ -129,7 +129,7 @@ def topics_status(app: str, as_json: bool) -> None:
 @topics.command("declare")
 @app_argument
 @click.argument("topic")
-@click.option("--partitions", type=click.IntRange(1), help="Default: Kafka's.")
+@click.option("--partitions", type=COUNTS, help="Default: Kafka's.")
 @click.option(
     "--home",
     is_flag=True,
@@ -150,7 +150,7 @@ def topics_declare(
 
 @topics.command("repartition")
 @app_argument
-@click.argument("partitions", type=click.IntRange(1))
+@click.argument("partitions", type=COUNTS)
 @wait_option
 def topics_repartition(app: str, partitions: int, wait: float) -> None:
     """Let groups use this many PARTITIONS of the home topic, and move their jobs."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, astuple, fields
 import click
 
 from jobs_lib.app import load_app
-from jobs_lib.cli.options import FiniteRange, app_argument
+from jobs_lib.cli.options import PARTITIONS, FiniteRange, app_argument
 from jobs_lib.cli.terminal import json_option, printable, show, show_json
 from jobs_lib.kafka.newest import SECONDS
 
@@ -26,7 +26,7 @@ from jobs_lib.kafka.newest import SECONDS
 )
 @click.option(
     "--partition",
-    type=click.IntRange(0),
+    type=PARTITIONS,
     help="Where KEY is, if its producer does not choose partitions as Java's does.",
 )
 @json_option
