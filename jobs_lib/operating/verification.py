@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BUCKETS = 4_096
 _AGAIN_SECONDS = 5.0
 _FORMAT = "jobs_lib keys 1"
+_NO_KEY = object()
+"""Differs from every version, and from a key without one."""
 
 Versions = dict[str, int | None]
 """The version of each key."""
@@ -199,7 +201,7 @@ def _compare(source: Side, model: Side) -> dict[str, tuple[int | None, int | Non
     for bucket in differ:
         has, wants = opened[bucket], others[bucket]
         for key in has.keys() | wants.keys():
-            if has.get(key, -1) != wants.get(key, -1):
+            if has.get(key, _NO_KEY) != wants.get(key, _NO_KEY):
                 found[key] = wants.get(key), has.get(key)
     return found
 
