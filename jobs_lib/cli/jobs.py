@@ -63,20 +63,27 @@ def jobs() -> None:
 )
 @_filtered
 @click.option(
-    "--after", type=click.IntRange(0, IDS.max), default=0, help="Only ids above this."
+    "--after",
+    type=click.IntRange(0, IDS.max),
+    default=0,
+    metavar="ID",
+    help="Go on behind this job, the last one of a page.",
 )
 @click.option("--limit", type=click.IntRange(1, LIMIT), default=50, show_default=True)
 @json_option
 def list_(
     state: str | None, after: int, limit: int, as_json: bool, **filter: Any
 ) -> None:
-    """List jobs, by id."""
+    """List jobs by id; scheduled ones by due time, finished ones newest first."""
     found = operating.list_jobs(
         _database(), state, _filter(**filter), after=after, limit=limit
     )
     show([one.name for one in fields(Listed)], map(astuple, found), as_json)
     if len(found) == limit and not as_json:
-        click.echo(f"# {limit} jobs are shown, there may be more: see --after, --limit")
+        click.echo(
+            f"# {limit} jobs are shown, there may be more: go on with --after "
+            f"{found[-1].id}"
+        )
 
 
 @jobs.command("show")

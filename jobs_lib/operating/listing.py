@@ -96,12 +96,14 @@ def list_jobs(
         database: where the jobs are.
         state: one of ``STATES``. Defaults to all unfinished ones.
         filter: selects jobs.
-        after: list only ids above this one, to go on after a full page.
+        after: the id of the last job of a page, to go on with the next one; 0 for the
+            first page. In a list by id that job need not be there any more.
         limit: the number of jobs at most, 1 to 1,000.
 
     Raises:
         OperatingError: there is no such state, the limit is out of range, the filter
-            does not fit the state, or the query took longer than ten seconds.
+            does not fit the state, the job of ``after`` has left a list by time, or
+            the query took longer than ten seconds.
     """
     if state is not None and state not in STATES:
         raise OperatingError(f"no job is ever {state!r}: one of {', '.join(STATES)}")
@@ -111,13 +113,25 @@ def list_jobs(
     _check_filter(state, chosen)
     values = {**asdict(chosen), "state": state, "after": after, "limit": limit}
     if state in FINISHED:
-        query = "list_history"
+        query, by_time = "history", True
     elif state in ("scheduled", "running", "discarded"):
-        query = f"list_{state}"
+        query, by_time = state, state == "scheduled"
     else:
-        query = "list_unfinished"
+        query, by_time = "unfinished", False
+    queries = database.queries
     with database.connect("jobs") as connection, bounded(connection, database):
-        rows = connection.execute(database.queries[query], values).fetchall()
+        if by_time:
+            place = None
+            if after:
+                found = connection.execute(queries[f"place_in_{query}"], values)
+                place = found.fetchone()
+                if place is None:
+                    raise OperatingError(
+                        f"job {after} is not in the list of {state} jobs, which is by "
+                        "time: begin again without it, or go on behind another one"
+                    )
+            values["at"] = place and place[0]
+        rows = connection.execute(queries[f"list_{query}"], values).fetchall()
     return [Listed(*row) for row in rows]
 
 

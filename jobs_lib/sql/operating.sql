@@ -45,7 +45,7 @@ where %(origin)s::text is null or o.origin = %(origin)s
 order by j.id limit %(limit)s
 
 -- name: list_scheduled
--- The jobs that are due next come first.
+-- The jobs that are due next come first. A page goes on behind a job that was due at `at`.
 select
     j.id, j.type, j.origin, j."group", 'scheduled', j.attempt, j.priority, j.run_at,
     j.enqueued_at, j.errors -> -1 ->> 'error'
@@ -54,13 +54,26 @@ cross join lateral (
     select j.id, j.type, j.origin, j."group", j.attempt, j.priority, j.run_at,
         j.enqueued_at, j.errors
     from {schema}.jobs j
-    where j.origin = o.origin and j.state = 'scheduled' and j.id > %(after)s
+    where j.origin = o.origin and j.state = 'scheduled'
         and (%(type)s::text is null or j.type = %(type)s)
         and (%(group)s::text is null or j."group" = %(group)s)
-    order by j.run_at limit %(limit)s
+        and (
+            %(at)s::timestamptz is null
+            -- The first condition alone lets the index of due times begin there.
+            or j.run_at >= %(at)s and (j.run_at, j.id) > (%(at)s, %(after)s)
+        )
+    order by j.run_at, j.id limit %(limit)s
 ) j
 where %(origin)s::text is null or o.origin = %(origin)s
 order by j.run_at, j.id limit %(limit)s
+
+-- name: place_in_scheduled
+select j.run_at from {schema}.find_jobs(array[%(after)s]) f
+cross join lateral (
+    select j.run_at, j.state from {schema}.jobs j
+    where j.origin = f.origin and j.id = f.id offset 0
+) j
+where j.state = 'scheduled'
 
 -- name: list_running
 -- From the claims, which are few, to the jobs; claimed jobs may have ended since.
@@ -102,17 +115,23 @@ where d.id > %(after)s
 order by d.id limit %(limit)s
 
 -- name: list_history
--- The latest first.
+-- The latest first. A page goes on behind a job that ended at `at`.
 select
     h.id, h.type, h.origin, h."group", h.outcome, h.attempt, null::smallint,
     h.finished_at, h.enqueued_at, null
 from {schema}.history h
-where h.outcome = %(state)s and h.id > %(after)s
+where h.outcome = %(state)s
+    and (%(at)s::timestamptz is null or (h.finished_at, h.id) < (%(at)s, %(after)s))
     and (%(type)s::text is null or h.type = %(type)s)
     and (%(group)s::text is null or h."group" = %(group)s)
     and (%(origin)s::text is null or h.origin = %(origin)s)
     and (%(since)s::timestamptz is null or h.finished_at >= %(since)s)
 order by h.finished_at desc, h.id desc limit %(limit)s
+
+-- name: place_in_history
+select h.finished_at from {schema}.history h
+where h.id = %(after)s and h.outcome = %(state)s
+order by h.finished_at desc limit 1
 
 -- name: show_unfinished
 select

@@ -75,6 +75,56 @@ def test_lists_are_filtered_and_paged(database, connect):
     assert [job for page in pages for job in page] == more
 
 
+def read_pages(database, state: str, limit: int = 7) -> list[list[int]]:
+    """List all jobs of a state, page by page."""
+    pages: list[list[int]] = []
+    after = 0
+    while page := list_jobs(database, state, after=after, limit=limit):
+        pages.append([job.id for job in page])
+        after = page[-1].id
+        assert len(pages) < 10, pages
+    return pages
+
+
+@pytest.mark.parametrize("state", ["completed", "cancelled", "superseded"])
+def test_finished_jobs_are_paged_from_the_newest_to_the_oldest(
+    database, connect, state
+):
+    admin = connect(autocommit=True)
+    # They end in another order than that of their ids, and some at the same time.
+    admin.execute(
+        "insert into jobs_lib.history (keep_until, id, origin, type, outcome, attempt,"
+        " enqueued_at, finished_at)"
+        " select now(), n, 'local/9', 'work', %s, 1, now(),"
+        " now() - make_interval(secs => (n * 7 %% 20) / 2)"
+        " from generate_series(1, 20) n",
+        (state,),
+    )
+    rows = admin.execute(
+        "select id from jobs_lib.history order by finished_at desc, id desc"
+    )
+    expected = [job for (job,) in rows]
+    pages = read_pages(database, state)
+    assert [len(page) for page in pages] == [7, 7, 6]
+    assert [job for page in pages for job in page] == expected
+
+
+def test_scheduled_jobs_are_paged_by_the_time_at_which_they_are_due(database, connect):
+    admin = connect(autocommit=True)
+    due = {}
+    for n in range(20):
+        # Later jobs are due earlier, and some at the same time.
+        at = datetime(2999, 1, 28 - n // 3, tzinfo=UTC)
+        origin = f"local/{n % 2}"
+        due[add_job(admin, state="scheduled", run_at=at, origin=origin)] = at
+    pages = read_pages(database, "scheduled")
+    assert [len(page) for page in pages] == [7, 7, 6]
+    listed = [job for page in pages for job in page]
+    assert listed == sorted(due, key=lambda job: (due[job], job))
+    with pytest.raises(OperatingError, match="job 4711 is not in the list of sch"):
+        list_jobs(database, "scheduled", after=4711)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -126,7 +176,7 @@ def test_commands_say_what_they_did(command, connect):
     admin = connect(autocommit=True)
     first, second = add_job(admin), add_job(admin)
     listed = command("jobs", "list", "--limit", "1")
-    assert "there may be more" in listed.output
+    assert f"there may be more: go on with --after {first}" in listed.output
     rows = json.loads(command("jobs", "list", "--json").output)
     assert [row["id"] for row in rows] == [first, second]
     cancelled = command("jobs", "cancel", str(first), "--json")
@@ -167,6 +217,8 @@ def look_up(database, job: int) -> None:
     explain(database, job)
     list_jobs(database)
     list_jobs(database, "scheduled")
+    with pytest.raises(OperatingError, match="not in the list"):
+        list_jobs(database, "scheduled", after=job)
     list_jobs(database, "running")
     assert cancel(database, [job]) == {job: "cancelled"}
 
