@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs_lib.cli.options import FiniteRange, read_duration, read_time
+from jobs_lib.cli.options import PARTITIONS, FiniteRange, read_duration, read_time
 from jobs_lib.cli.terminal import json_option, printable, show, show_json, watch
 from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.settings import default_settings, require_bootstrap_servers
@@ -224,7 +224,7 @@ def coordination_release(
 @click.option(
     "--partition",
     "partitions",
-    type=click.IntRange(0),
+    type=PARTITIONS,
     multiple=True,
     help="Only this one; repeat it. An offset needs it.",
 )

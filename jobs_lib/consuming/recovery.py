@@ -148,8 +148,7 @@ class Recovery:
             self._note_highest(connection, progress)
             with self._lock:
                 progress.start_again(before)
-                if before is not None:
-                    self._commits.note(partition, before)
+                self._commits.note(partition, before or 0)
             self._failures.clear(connection, progress)
             self._member.begin(partition, before)
             return

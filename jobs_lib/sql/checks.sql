@@ -267,7 +267,7 @@ order by 1, 2
 -- name: check_stopped
 select consumer_group, topic, partition, failed_offset, failure,
     failing_since at time zone 'UTC'
-from {schema}.offsets
+from (select o.* from {schema}.offsets o where {is_of_topic}) offsets
 where {stands_still}
 order by failing_since, topic, partition limit 10
 

@@ -38,7 +38,7 @@ select o.consumer_group, o.topic,
     extract(epoch from clock_timestamp() - max(o.appended_at))::float8,
     count(o.failed_offset)
 from {schema}.offsets o
-where o.consumer_group = any (%(groups)s::text[])
+where o.consumer_group = any (%(groups)s::text[]) and {is_of_topic}
 group by o.consumer_group, o.topic
 
 -- name: list_blocked
@@ -47,4 +47,5 @@ select o.consumer_group, o.topic, o.partition, o.failed_offset,
     extract(epoch from clock_timestamp() - o.failing_since)::float8
 from {schema}.offsets o
 where o.consumer_group = any (%(groups)s::text[]) and o.failed_offset is not null
+    and {is_of_topic}
 order by o.failing_since, o.consumer_group, o.topic, o.partition limit 100

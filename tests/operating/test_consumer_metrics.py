@@ -9,10 +9,11 @@ import pytest
 from confluent_kafka import Producer
 
 from jobs_lib.devstack.ports import free_port
-from jobs_lib.operating import depths
+from jobs_lib.operating import check, depths
 from jobs_lib.operating.depths import Blocked, Consumed, read_consumed
 from jobs_lib.service import metrics
 from jobs_lib.service.metrics import describe_consumed, describe_consumers
+from jobs_lib.settings import load_settings
 from tests.operating.test_metrics import read, scrape
 from tests.support.apps import make_app, running
 from tests.support.records import make_producer
@@ -212,6 +213,30 @@ def test_figures_are_those_of_the_groups_that_are_asked_for(database, admin):
     assert first.seconds is not None
     assert 1000 <= first.seconds < 1100
     assert (first.group, first.topic, first.offset) == ("g", "t", 5)
+
+
+def test_partitions_that_a_topic_made_anew_does_not_have_are_left_out(database, admin):
+    # It had three partitions, and is made anew with one.
+    old, new = uuid4(), uuid4()
+
+    def count_stopped() -> int:
+        found = check(database, load_settings())
+        return sum(
+            one.check == "stopped partitions" and one.level != "ok" for one in found
+        )
+
+    admin.execute(STAND_STILL, ("g", "t", 2))
+    admin.execute("update jobs_lib.offsets set failure = 'LookupError: price'")
+    admin.execute("update jobs_lib.offsets set topic_id = %s", (old,))
+    assert read_consumed(database, ["g"]).blocked == {("g", "t"): 3}
+    assert count_stopped() == 3
+    admin.execute(
+        "update jobs_lib.offsets set topic_id = %s where partition = 0", (new,)
+    )
+    found = read_consumed(database, ["g"])
+    assert found.blocked == {("g", "t"): 1}
+    assert [one.partition for one in found.partitions] == [0]
+    assert count_stopped() == 1
 
 
 def test_very_many_skipped_records_are_estimated_by_a_sample(
