@@ -112,3 +112,15 @@ def test_the_last_revision_is_found_without_alembic():
 def test_a_folder_without_revisions_is_named(tmp_path):
     with pytest.raises(SchemaVersionError, match=f"no migrations lie in {tmp_path}"):
         find_latest(tmp_path)
+
+
+def test_pages_name_only_migrations_that_there_are():
+    root = Path(__file__).parents[2]
+    pages = [root / "CHANGELOG.md", *root.glob("docs/*.md")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"`(\d{4}_[a-z_]+)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 3
+    assert named - {one.revision for one in REVISIONS} == set()
