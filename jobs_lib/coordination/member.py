@@ -352,7 +352,8 @@ class Member(Holdings):
 
     def applied(self, place: int, message: Message, outcome: Outcome) -> None:
         """See :class:`jobs_lib.coordination.log.LogListener`."""
-        self._attendance.note(message, outcome, self.log.get_world(place).now_ms)
+        now_ms = self.log.get_world(place).now_ms
+        self._attendance.note(place, message, outcome, now_ms)
         sender = message.sender
         if (
             not self.log.is_known

@@ -12,6 +12,7 @@ from jobs_lib.coordination.messages import (
     Shared,
 )
 from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.writer import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -25,14 +26,19 @@ Run = tuple[str, str]
 
 
 class _Seen(NamedTuple):
+    place: int
     time_ms: int
     interval_ms: int
 
 
 class Attendance:
-    """The members of a group that the log has seen lately, by its time.
+    """The members of a group that the log has seen lately.
 
     A member that has released all that it held is gone, until it is seen again.
+
+    Each partition of the log has the clock of its leader, and no two of them can be
+    compared. So this machine's clock says how long nothing was seen of a member. A
+    machine that stands still misses members for a moment, and no rule depends on it.
 
     Args:
         group_id: the group.
@@ -42,31 +48,35 @@ class Attendance:
     def __init__(self, group_id: str, interval_ms: int) -> None:
         self._group_id = group_id
         self._interval_ms = interval_ms
-        self._now_ms = 0
+        self._now_ms: dict[int, int] = {}
+        """By place of the log, its time."""
         self._seen: dict[Run, _Seen] = {}
+        self._looked: dict[Run, tuple[_Seen, float]] = {}
+        """What the last look found, and since when that is so by this machine."""
         self._holders: dict[Shared, Run] = {}
         self._held: Counter[Run] = Counter()
 
     def forget(self) -> None:
         """Forget all."""
-        self._now_ms = 0
+        self._now_ms.clear()
         self._seen.clear()
+        self._looked.clear()
         self._holders.clear()
         self._held.clear()
 
     def read(self, worlds: Iterable[World]) -> None:
         """Add those who hold something."""
         for world in worlds:
-            self._now_ms = max(self._now_ms, world.now_ms)
+            self._now_ms[world.place] = world.now_ms
             for shared, (_, holding) in world.entries.items():
                 if shared.group_id == self._group_id and holding is not None:
                     run = (holding.client_id, holding.instance_id)
                     self._hold(shared, run)
-                    self._see(run, holding.last_ms, holding.interval_ms)
+                    self._see(run, world.place, holding.last_ms, holding.interval_ms)
 
-    def note(self, message: Message, outcome: Outcome, now_ms: int) -> None:
+    def note(self, place: int, message: Message, outcome: Outcome, now_ms: int) -> None:
         """Note a record; each one but a pause says that a member lives."""
-        self._now_ms = max(self._now_ms, now_ms)
+        self._now_ms[place] = now_ms
         if message.sender.group_id != self._group_id:
             return
         if isinstance(message, ReleaseGroup):
@@ -81,28 +91,30 @@ class Attendance:
             self._let_go(message.shared)
             if not self._held[run]:
                 self._seen.pop(run, None)
+                self._looked.pop(run, None)
                 return
-        self._see(run, now_ms, interval_ms)
+        self._see(run, place, now_ms, interval_ms)
 
     def list_members(self) -> list[str]:
         """List the clients that were seen within two of their intervals."""
-        late = [
-            run
-            for run, (time_ms, interval_ms) in self._seen.items()
-            if self._now_ms - time_ms > 2 * interval_ms
-        ]
-        for run in late:
-            del self._seen[run]
+        now = read_clock()
+        for run, seen in list(self._seen.items()):
+            before, since = self._looked.get(run, (None, now))
+            if before != seen:
+                since = now - (self._now_ms[seen.place] - seen.time_ms) / 1000
+            self._looked[run] = seen, since
+            if now - since > 2 * seen.interval_ms / 1000:
+                del self._seen[run], self._looked[run]
         return sorted({client for client, _ in self._seen})
 
     def list_instances(self, client_id: str) -> set[str]:
         """List the instances of a client that were seen."""
         return {instance for client, instance in self._seen if client == client_id}
 
-    def _see(self, run: Run, time_ms: int, interval_ms: int) -> None:
+    def _see(self, run: Run, place: int, time_ms: int, interval_ms: int) -> None:
         known = self._seen.get(run)
         before = self._interval_ms if known is None else known.interval_ms
-        self._seen[run] = _Seen(time_ms, max(interval_ms, before))
+        self._seen[run] = _Seen(place, time_ms, max(interval_ms, before))
 
     def _hold(self, shared: Shared, run: Run) -> None:
         self._let_go(shared)

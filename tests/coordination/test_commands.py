@@ -145,7 +145,7 @@ def test_a_paused_group_lets_go_and_claims_all_again_once_it_is_resumed(
 def test_who_pauses_a_group_is_no_member_of_it():
     attendance = Attendance(GROUP, 500)
     pauser = Sender(GROUP, "operator", "1")
-    attendance.note(ReleaseGroup(pauser, 0), Outcome.VALID, 1_000)
+    attendance.note(0, ReleaseGroup(pauser, 0), Outcome.VALID, 1_000)
     assert attendance.list_members() == []
 
 
