@@ -302,7 +302,12 @@ def _open_source(url: str, settings: Settings) -> Database:
         checked = check_url(url)
     except ConfigurationError as error:
         raise ConfigurationError(f"{_SOURCE} cannot be used: {error}") from None
-    return Database(checked, settings.schema_name, timeout=settings.database_timeout)
+    return Database(
+        checked,
+        settings.schema_name,
+        timeout=settings.database_timeout,
+        variable=_SOURCE,
+    )
 
 
 @readmodel.command("keys")

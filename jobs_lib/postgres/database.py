@@ -52,11 +52,16 @@ _SIGNATURE = 12
 _NAME_LIMIT = 63 - len("jobs_lib ") - len(" ") - _SIGNATURE
 
 
-def no_answer(url: str, error: BaseException | None) -> UnavailableError:
+_VARIABLE = "JOBS_LIB_DATABASE_URL"
+
+
+def no_answer(
+    url: str, error: BaseException | None, variable: str = _VARIABLE
+) -> UnavailableError:
     """An error that a person can act on, instead of the driver's."""
     return UnavailableError(
         f"the database at {masked_url(url)} does not answer: {find_reason(error)}. "
-        "Is it running, and is JOBS_LIB_DATABASE_URL right?"
+        f"Is it running, and is {variable} right?"
     )
 
 
@@ -71,6 +76,7 @@ class Database:
         direct_url: str = "",
         pgbouncer: bool = False,
         timeout: float = 30.0,
+        variable: str = _VARIABLE,
     ) -> None:
         keep_secret(find_passwords(url) | find_passwords(direct_url))
         self.url = url
@@ -81,6 +87,8 @@ class Database:
         self.timeout = timeout
         """Seconds without an answer after which a connection counts as lost."""
         self._direct_url = direct_url or ("" if pgbouncer else url)
+        self._variable = variable
+        """The setting that has the URL, for errors."""
         self._process = ""
 
     @classmethod
@@ -154,7 +162,7 @@ class Database:
                 **self.options(name),
             )
         except psycopg.OperationalError as error:
-            raise no_answer(url, error) from None
+            raise no_answer(url, error, self._variable) from None
         connection.answer_within = self.timeout if impatient else answer_within
         # Handlers' connections are left alone: they may read JSON as they like.
         set_json_loads(read_json, connection)

@@ -67,6 +67,7 @@ def test_the_source_may_have_sqlalchemys_form_and_the_password_is_hidden(verify)
     code, output = verify("postgresql+psycopg://u:sswordlong@127.0.0.1:1/db")
     assert code == 2
     assert "the database at postgresql://u@127.0.0.1:1/db does not answer" in output
+    assert "is SOURCE_DATABASE_URL right?" in output
     assert "sswordlong" not in output
 
 
