@@ -302,12 +302,8 @@ def _open_source(url: str, settings: Settings) -> Database:
         checked = check_url(url)
     except ConfigurationError as error:
         raise ConfigurationError(f"{_SOURCE} cannot be used: {error}") from None
-    return Database(
-        checked,
-        settings.schema_name,
-        timeout=settings.database_timeout,
-        variable=_SOURCE,
-    )
+    beside = {"database_url": checked, "direct_url": "", "pgbouncer": False}
+    return Database.of(settings.model_copy(update=beside), variable=_SOURCE)
 
 
 @readmodel.command("keys")

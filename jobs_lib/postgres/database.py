@@ -92,11 +92,15 @@ class Database:
         self._process = ""
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, *, variable: str = _VARIABLE) -> Self:
         """The database that the settings name, reached as they say.
 
         Services, commands and tasks all get theirs here, so none of them forgets
         PgBouncer, the direct URL or the timeout.
+
+        Args:
+            settings: with its URL.
+            variable: the setting that has the URL, for errors.
 
         Raises:
             ConfigurationError: no URL is set.
@@ -107,6 +111,7 @@ class Database:
             direct_url=settings.direct_url,
             pgbouncer=settings.pgbouncer,
             timeout=settings.database_timeout,
+            variable=variable,
         )
 
     def sign(self, process: UUID) -> None:
