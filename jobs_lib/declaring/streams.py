@@ -118,7 +118,7 @@ class StreamDeclarations:
         if name in self.streams or name in self._other_topics:
             raise ConfigurationError(f"the topic {name!r} is declared twice")
         check_topic(name, partitions, entities, config)
-        if isinstance(acks, bool) or not any(acks == one for one in _ACKS):
+        if isinstance(acks, bool) or acks not in [*_ACKS]:
             raise ConfigurationError(
                 f"the stream {name!r} is declared with acks={acks!r}: give 0, 1 or "
                 "'all'"

@@ -194,8 +194,12 @@ def count_left(
 
     The arguments and errors are those of :func:`find_left`.
     """
-    left = find_left(settings, group, topic, stored, ends)
-    return sum(one.end - (one.start or 0) for one in left.values())
+    return count_offsets(find_left(settings, group, topic, stored, ends))
+
+
+def count_offsets(parts: Mapping[int, Span]) -> int:
+    """Count the offsets of parts whose starts are known."""
+    return sum(one.end - (one.start or 0) for one in parts.values())
 
 
 def find_left(

@@ -22,7 +22,7 @@ import psycopg
 from jobs_lib.errors import JobsError, OperatingError, UnavailableError
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.partitions import add_partitions, count_on_brokers
-from jobs_lib.kafka.places import find_left, find_places
+from jobs_lib.kafka.places import count_offsets, find_left, find_places
 from jobs_lib.kafka.reader import PartsReader
 from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.operating.rewinds import read_places
@@ -294,7 +294,7 @@ def _list_behind(
             stop.renew()
             if not _has_records(app, stream, group, spans):
                 continue
-        if left := sum(one.end - (one.start or 0) for one in spans.values()):
+        if left := count_offsets(spans):
             yield f"the group {group.name!r}, which is {left} offsets behind"
 
 

@@ -149,11 +149,10 @@ class Database:
         Args:
             name: part of the application's name.
             direct: past PgBouncer, for statements that need a session of their own.
-            answer_within: seconds after which a statement without an answer fails; None
-                to wait for ever.
             impatient: a statement without an answer for ``timeout`` seconds fails. For
                 loops whose statements are short; TCP alone does not notice a server
                 that stays connected and sends nothing.
+            answer_within: the same after so many seconds; None to wait for ever.
 
         Raises:
             UnavailableError: the server does not answer within ten seconds.
