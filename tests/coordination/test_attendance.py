@@ -8,26 +8,17 @@ from jobs_lib.coordination import shares
 from jobs_lib.coordination.messages import Heartbeat, Sender, Shared
 from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import Entry, Holding, Outcome, World
+from tests.support.clock import Clock
 
 GROUP = "shop.mailer"
 INTERVAL_MS = 10_000
 
 
-class Clock:
-    """This machine's clock of elapsed time, in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """The clock that the members' machine has."""
-    clock = Clock()
-    monkeypatch.setattr(shares, "read_clock", clock)
+    clock = Clock(1_000.0)
+    monkeypatch.setattr(shares, "read_clock", clock.monotonic)
     return clock
 
 

@@ -11,6 +11,7 @@ from confluent_kafka import Message
 from jobs_lib.coordination.intake import Intake
 from jobs_lib.coordination.messages import Shared
 from jobs_lib.coordination.part import Part
+from tests.support.clock import Clock
 
 GROUP = "shop.mailer"
 PLACE = ("orders", 0)
@@ -136,20 +137,10 @@ def test_a_partition_that_is_over_has_no_turn(settings, over):
     assert intake.choose() is None
 
 
-class Clock:
-    """Stands for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     """The time of the intake."""
-    clock = Clock()
+    clock = Clock(0.0)
     for module in ("coordination.intake", "kafka.fullness"):
         monkeypatch.setattr(f"jobs_lib.{module}.time", clock)
     return clock

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it, and a clock that is wrong."""
+"""Clocks that stand still until a test moves them, and a clock that is wrong."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     import psycopg
+
+
+class Clock:
+    """Stands for the module `time`: seconds that the test sets.
+
+    Args:
+        now: what it shows at first.
+    """
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        """The seconds that it shows."""
+        return self.now
 
 
 class FakeClock:

@@ -11,22 +11,13 @@ from jobs_lib.kafka.member import GroupMember
 from jobs_lib.telemetry import liveness
 from jobs_lib.telemetry.liveness import Liveness, Pulse
 from tests.support.apps import heard, make_app
-
-
-class Time:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """The clock that liveness reads."""
-    clock = Time()
+    clock = Clock()
     monkeypatch.setattr(liveness, "time", clock)
     return clock
 

@@ -13,6 +13,7 @@ from jobs_lib.errors import UnavailableError
 from jobs_lib.streams.event import Event
 from jobs_lib.streams.once import Call, Once
 from jobs_lib.streams.steps import run, run_async
+from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,17 +23,6 @@ if TYPE_CHECKING:
 
 SECONDS = 12.0
 """How long a sender may take."""
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        """The seconds that it shows."""
-        return self.now
 
 
 class Requests:

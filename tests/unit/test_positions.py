@@ -13,20 +13,10 @@ from jobs_lib.kafka import positions as module
 from jobs_lib.kafka.positions import Positions
 from jobs_lib.settings import Settings
 from tests.support.apps import heard
+from tests.support.clock import Clock
 
 GROUPS = ("a", "b", "c")
 TIMEOUT = 5.0
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        """The seconds that it shows."""
-        return self.now
 
 
 class Coordinators:
