@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import psycopg
 import pytest
 
+from jobs_lib import backoff
 from jobs_lib.consuming.failures import Alarms, Failures
 from jobs_lib.consuming.progress import Progress
 from tests.support.apps import heard
@@ -105,6 +106,28 @@ def test_a_note_that_the_database_refuses_stops_nothing(
     assert failed[0][1]["sqlstate"] == "42501"
     with pytest.raises(psycopg.Error):
         noting.note_stop(Mock(closed=True), progress, 10, "no price")
+
+
+@pytest.mark.guarantee("W68")
+def test_a_record_that_fails_is_tried_and_told_less_and_less_often(
+    clock, offsets, progress, monkeypatch
+):
+    monkeypatch.setattr(f"{backoff.__name__}.random.random", lambda: 1.0)
+    failures = Failures("g", {"orders": Mock(on_error="stop")}, offsets, Mock())
+    message: Any = MagicMock()
+    message.offset.return_value = 10
+    progress.push([message])
+    waits = []
+    with heard("record.failed") as failed:
+        for _ in range(9):
+            failures.note(None, progress, [message], 0, ValueError("no JSON"))
+            assert not progress.is_ready(clock.now)
+            waits.append(progress.retry_at - clock.now)
+            clock.now = progress.retry_at
+            assert progress.is_ready(clock.now)
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5])
+    # It is told once for each attempt, and nothing else is.
+    assert [fields["offset"] for _, fields in failed] == [10] * len(waits)
 
 
 def test_the_first_skipped_record_of_a_partition_is_told_at_once_then_a_count(
