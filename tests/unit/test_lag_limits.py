@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs_lib.errors import ReexportError
+from jobs_lib.kafka.lag import count_lag
 from jobs_lib.reexport import LagLimit
 from jobs_lib.reexport.control import parse_lag_limit
 
@@ -34,3 +35,20 @@ def test_what_is_no_limit_is_refused(text):
 def test_a_number_that_is_out_of_range_is_refused(records):
     with pytest.raises(ReexportError, match="must be 1 to"):
         parse_lag_limit(f"search:{records}")
+
+
+@pytest.mark.guarantee("X9", "W31")
+@pytest.mark.parametrize(
+    ("starts", "committed", "lag"),
+    [
+        ({0: 0, 1: 5}, {0: 4}, 6 + 15),
+        # The oldest records are gone, and the group had not handled them.
+        ({0: 7, 1: 5}, {0: 4, 1: 5}, 3 + 15),
+        # After a topic was made anew, the offsets are those of the former one.
+        ({0: 0, 1: 5}, {0: 4, 1: 90}, 6 + 0),
+        ({}, {}, 10 + 20),
+        ({0: 0, 1: 5}, {0: 10, 1: 20}, 0),
+    ],
+)
+def test_the_lag_is_that_of_all_partitions_of_a_topic(starts, committed, lag):
+    assert count_lag(starts, {0: 10, 1: 20}, committed) == lag
