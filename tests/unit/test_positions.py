@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,8 +12,9 @@ from confluent_kafka import KafkaError, KafkaException
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka import positions as module
 from jobs_lib.kafka.positions import Positions
+from jobs_lib.service.service import Service
 from jobs_lib.settings import Settings
-from tests.support.apps import heard
+from tests.support.apps import heard, make_app
 from tests.support.clock import Clock
 
 GROUPS = ("a", "b", "c")
@@ -127,3 +129,36 @@ def test_a_round_without_any_answer_is_told_and_fails(positions, coordinators):
     with pytest.raises(UnavailableError):
         answer(positions)
     assert told == ["told"]
+
+
+@pytest.mark.guarantee("K7")
+@pytest.mark.parametrize("took", [0.0, 1.0, 2.0])
+def test_a_gate_asks_kafka_again_after_one_refresh(coordinators, clock, took):
+    app = make_app(
+        "postgresql://there/db", gate_refresh=2.5, kafka_bootstrap_servers="there:1"
+    )
+
+    @app.consumer("t", group="own", after=[("t", "a")])
+    def handle(record, conn) -> None: ...
+
+    made = Service(app, ("consumers",))._make_dependencies("own")
+    assert made is not None
+    rounds: list[float] = []
+
+    def find(topics: Any) -> Any:
+        rounds.append(clock.now)
+        clock.now += took
+        return {"t": {0: True}}, []
+
+    # A wait moves the clock.
+    stops: Any = Mock(is_set=lambda: False)
+    stops.wait = lambda seconds: setattr(clock, "now", clock.now + max(0.0, seconds))
+    kafka: Any = made._kafka
+    kafka.find_partitions, made._loop.stopping = find, stops
+    # A gate asks for the next answer whenever one has come.
+    made.listen(lambda: made.ask_committed("a", "t"))
+    made.ask_committed("a", "t")
+    work = made._work()
+    for _ in range(6):
+        next(work)
+    assert [b - a for a, b in itertools.pairwise(rounds)] == [2.5] * 5
