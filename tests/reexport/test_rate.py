@@ -63,6 +63,7 @@ def fullest_window(grants, width):
     )
 
 
+@pytest.mark.guarantee("W28", "X7")
 @pytest.mark.parametrize("rate", [1, 2, 3, 7, 10, 50, 66, 67, 100, 134, 1_000, 600_000])
 def test_no_minute_exceeds_the_rate(database, limited, rate):
     limited(rate)
@@ -91,6 +92,7 @@ def test_nearly_all_of_the_rate_is_granted(database, limited, rate):
     assert sum(count for _, count in grants) + 1 >= 0.97 * rate * minutes
 
 
+@pytest.mark.guarantee("W28", "X7")
 def test_many_takers_share_one_bucket(database, limited):
     limited(600_000)
     query(
@@ -118,6 +120,39 @@ def test_many_takers_share_one_bucket(database, limited):
     seconds = (ended - started).total_seconds()
     # A bucket that was full after an unused hour, then the refill, and no more.
     assert 8_941 <= sum(granted) <= 8_941 + 9_750 * seconds + 1
+
+
+@pytest.mark.guarantee("X7")
+@pytest.mark.parametrize(
+    ("rate", "is_paused"), [(6_000, True), (600, True), (60_000, False)]
+)
+def test_a_pause_and_another_rate_leave_one_bucket_for_all(
+    database, limited, rate, is_paused
+):
+    limited(6_000)
+    query(database, "update jobs_lib.reexports set tokens = 90 returning 1")
+    if is_paused:
+        reexport.pause(database, "aircraft")
+    # Nobody has taken any for hours.
+    query(
+        database,
+        "update jobs_lib.reexports set refilled_at = refilled_at"
+        " - interval '5 hours' returning 1",
+    )
+    reexport.set_rate(database, "aircraft", rate)
+    if is_paused:
+        reexport.resume(database, "aircraft")
+    take = "select jobs_lib.take_records(1, 1000000)"
+    ((began,),) = query(database, "select clock_timestamp()")
+    with database.connect("one") as one, database.connect("other") as other:
+        granted = [
+            connection.execute(take).fetchone()[0] for connection in (one, other, one)
+        ]
+    ((ended,),) = query(database, "select clock_timestamp()")
+    seconds = (ended - began).total_seconds()
+    assert granted[0] == int(1 + rate * 0.0149)
+    # After that only what flows in meanwhile is granted, and less than one before it.
+    assert sum(granted[1:]) <= 1 + rate / 60 * seconds
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled", "finished"])
