@@ -20,6 +20,10 @@ SLOW = 12
 """Entities beside the one that must leave."""
 ROWS = 600
 """Rows of the re-export that must leave, about six seconds of its rate."""
+SEEN = 30
+"""Rows that have left when it is paused in the middle."""
+CHUNK = 100
+"""The most that the status is behind the topic."""
 
 
 @pytest.fixture
@@ -129,3 +133,38 @@ def test_each_re_export_is_steered_by_itself_and_by_the_next_relay_too(
     assert sorted(sent) == sorted(
         f"{name}-{n}" for name in ("slow0", "slow1") for n in range(1, rows + 1)
     )
+
+
+@pytest.mark.guarantee("X8")
+def test_the_status_tells_how_many_of_its_records_the_topic_has(
+    warehouse, database, admin, bootstrap_servers, connect, write, wait_for
+):
+    (states,) = warehouse.topics.values()
+
+    def read_sent() -> int:
+        return reexport.status(database, "fast").sent
+
+    def count_records() -> int:
+        records = read_topic(bootstrap_servers, states.name)
+        return sum(one.headers["ce_cause"] == "reexport" for one in records)
+
+    write("fast", ROWS, 16, rate=1_200)
+    with connect() as connection:
+        states.send(connection, key="live", value=1)
+    with running(warehouse, "relay"):
+        wait_for(lambda: read_sent() >= SEEN, timeout=60, what="some are sent")
+        # It counts nothing that is not there yet.
+        told = read_sent()
+        assert told <= count_records()
+        paused = reexport.pause(database, "fast")
+        # A block may still be under way.
+        wait_for(
+            lambda: count_records() == read_sent(),
+            timeout=30,
+            what=lambda: f"{read_sent()} of {count_records()} are told",
+        )
+    sent = read_sent()
+    assert SEEN <= sent < ROWS
+    assert sent == count_records()
+    assert sent - paused.sent <= CHUNK
+    assert left_of(admin, paused.id) == ROWS - sent
