@@ -14,6 +14,7 @@ from psycopg import sql
 
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.outbox import relay_thread
 from tests.support.apps import count, make_app, running
 from tests.support.records import read_topic
 from tests.support.topics import create_topic
@@ -138,6 +139,28 @@ def test_of_what_leaves_together_the_last_state_is_sent(aircraft, connect, relay
             )
             for n in range(1, 10)
         },
+    }
+
+
+@pytest.mark.guarantee("W19")
+def test_a_key_whose_rows_leave_in_two_blocks_ends_with_its_last_state(
+    database_url, bootstrap_servers, topic, connect, relay
+):
+    app = make_app(
+        database_url, kafka_bootstrap_servers=bootstrap_servers, relay_block=7
+    )
+    states = app.topic(topic(4), value=int, compacted=True, partitions=4)
+    with connect() as connection:
+        for n in range(100):
+            states.send(connection, key=f"N{n % 10}", value=n, version=n)
+        states.tombstone(connection, key="N0", version=100)
+    records = relay(states, by=app)
+    # No block has all ten rows of a key.
+    assert len(records) >= 20
+    found = {r.key: (r.json, r.headers["ce_version"]) for r in records}
+    assert found == {
+        "N0": (None, "100"),
+        **{f"N{n}": (90 + n, f"{90 + n}") for n in range(1, 10)},
     }
 
 
@@ -267,6 +290,34 @@ def test_a_burst_is_collected_into_one_record(
         wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
     (record,) = read_topic(bootstrap_servers, calm.name)
     assert record.json == 49
+
+
+@pytest.mark.guarantee("W20")
+def test_a_row_leaves_with_the_first_poll_after_it_has_settled(
+    database_url, topic, connect, bootstrap_servers, wait_for, monkeypatch
+):
+    # With hints and nothing to wait for, the relay would sleep for half an hour.
+    monkeypatch.setattr(relay_thread, "_HINTED", 10_000)
+    app = make_app(
+        database_url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        relay_poll_interval=0.2,
+    )
+    states = app.topic(topic(1), value=int, compacted=True, settle=1.0)
+    with running(app, "relay") as service:
+        relay: Any = next(one.worker for one in service._owners)
+        wait_for(relay._receives_hints, timeout=60, what="hints come")
+        with connect() as connection:
+            states.send(connection, key="a", value=1)
+        records = wait_for(
+            lambda: read_topic(bootstrap_servers, states.name),
+            timeout=30,
+            what="it is sent",
+        )
+    (record,) = records
+    written = datetime.fromisoformat(record.headers["ce_time"]).timestamp()
+    # The record's time is in whole milliseconds.
+    assert record.at > written + 1.0 - 0.001
 
 
 def test_a_topic_that_settles_but_merges_nothing_is_refused(app):
