@@ -392,19 +392,43 @@ def test_members_that_race_for_few_partitions_hold_each_once(
     wait_for(lambda: count() == [0, 1], what=lambda: f"each is held once: {count()}")
 
 
+def note_claims(log) -> list[tuple[str, int]]:
+    """The valid claims of the log, each by its client id and its time in ms."""
+    claims: list[tuple[str, int]] = []
+
+    def wrap(real):
+        def fold(offset, time_ms, partitions, said, own):
+            outcome = real(offset, time_ms, partitions, said, own)
+            if outcome is Outcome.VALID and isinstance(said, ClaimingPartition):
+                claims.append((said.sender.client_id, time_ms))
+            return outcome
+
+        return fold
+
+    for place in log._places:
+        place.fold = wrap(place.fold)
+    return claims
+
+
 @pytest.mark.guarantee("M19", "M12")
 def test_a_paused_group_releases_and_claims_nothing_until_the_pause_is_over(
     log_topic, topic, join, open_log, wait_for
 ):
     log, data = log_topic(2), topic(4)
-    member = join(log, "a", [data])
+    claims = note_claims(open_log(log, "watch", only_reads=True))
+    members = [join(log, client_id, [data]) for client_id in "ab"]
     other = join(log, "z", [data], group="shop.other")
-    wait_for(lambda: len(held(member)) == 4)
+
+    def count_held() -> list[int]:
+        return [len(held(member)) for member in members]
+
+    wait_for(lambda: count_held() == [2, 2], what=lambda: f"both share: {count_held()}")
     pauser = open_log(log, "pauser")
-    until = max(one.now_ms for one in pauser.get_worlds()) + 3_000
+    began = max(one.now_ms for one in pauser.get_worlds())
+    until = began + 3_000
     for place in range(2):
         pauser.send(ReleaseGroup(pauser.sender, until), place=place).wait(WAIT)
-    wait_for(lambda: not held(member), what="all is released")
+    wait_for(lambda: count_held() == [0, 0], what="all is released")
     # The position of a partition is set while nobody holds it.
     shared = Shared("shop.mailer", data, 0)
     claim = pauser.send(ClaimingPartition(pauser.sender, shared, 500))
@@ -413,11 +437,20 @@ def test_a_paused_group_releases_and_claims_nothing_until_the_pause_is_over(
     assert claim_at is not None
     told = pauser.send(ReleasingPartition(pauser.sender, shared, claim_at, 123))
     assert told.wait(WAIT) is Outcome.VALID
-    assert not held(member)
-    wait_for(lambda: len(held(member)) == 4, what="it claims again")
-    world = member.log.get_world(member.log.find_place(shared))
-    assert world.now_ms >= until
-    assert member.list_held()[shared] == 123
+    assert count_held() == [0, 0]
+    wait_for(
+        lambda: count_held() == [2, 2],
+        what=lambda: f"both claim again: {count_held()}",
+    )
+    again = [
+        (client_id, time_ms)
+        for client_id, time_ms in claims
+        if client_id in "ab" and time_ms > began
+    ]
+    assert {client_id for client_id, _ in again} == {"a", "b"}
+    assert min(time_ms for _, time_ms in again) >= until
+    (position,) = [m.list_held()[shared] for m in members if shared in m.list_held()]
+    assert position == 123
     assert len(held(other)) == 4
 
 
