@@ -91,6 +91,15 @@ def is_let_go(service: Service, partition: int = 0) -> bool:
     return progress.held is not None and progress.paused and not progress.waiting
 
 
+def list_topics(kafka_admin: Any, name: str) -> set[str]:
+    """The topics in Kafka, without those of other tests."""
+    return {
+        one
+        for one in kafka_admin.list_topics(timeout=30).topics
+        if name in one or not one.startswith("test-")
+    }
+
+
 @pytest.mark.guarantee("K1", "K9", "I29", "I30")
 def test_each_record_waits_until_all_groups_have_passed_it(
     make, admin, bootstrap_servers, topic, group, wait_for
@@ -139,21 +148,26 @@ def test_each_record_waits_until_all_groups_have_passed_it(
         assert [o for p, o in seen if p == partition] == [*range(count)]
 
 
-@pytest.mark.guarantee("K10", "K7", "K2")
+@pytest.mark.guarantee("K10", "K7", "K2", "K4")
 def test_the_committed_offset_is_the_first_that_is_held(
-    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for, kafka_admin
 ):
     name, other = topic(1), group()
     app = make(gate_refresh=REFRESH)
     declare(app, name, seen, [(name, other.name)])
     produce(bootstrap_servers, name, [("k", n) for n in range(8)])
     other.commit(name, 5)
+    before = list_topics(kafka_admin, name)
     with running(app, "consumers") as service:
         wait_for(lambda: is_held(service, at=5), timeout=30, what="5 is held")
         assert read_seen() == [*range(5)]
         other.commit(name, 6)
         wait_for(lambda: is_held(service, at=6), timeout=30, what="6 is held")
         assert read_seen() == [*range(6)]
+        # No topic is made for it, and it is no member of the group that it waits for.
+        assert list_topics(kafka_admin, name) == before
+        asked = kafka_admin.describe_consumer_groups([other.name])
+        assert asked[other.name].result().members == []
     # It goes on with the same record after a restart.
     other.commit(name, 8)
     with running(app, "consumers"):

@@ -117,6 +117,7 @@ def test_starts_ends_and_offsets_of_groups_are_known(
         assert 0 <= one.age <= time.monotonic() - before
 
 
+@pytest.mark.guarantee("K4")
 def test_it_joins_no_group(positions, topic, bootstrap_servers, kafka_admin, get):
     name, group = topic(1), f"g-{uuid4().hex[:8]}"
     assert get(lambda: positions.ask_committed(group, name)).offsets == {}
