@@ -204,6 +204,37 @@ def test_the_parts_of_a_transaction_keep_their_context_over_a_rebalance(
     assert count(admin, "offsets")
 
 
+@pytest.mark.guarantee("T10")
+def test_a_transaction_goes_on_in_the_process_that_gets_its_partition(
+    make, admin, name, wait_for, await_read
+):
+    admin.execute(PARTS)
+    # None of them dies, however late its heartbeats come.
+    apps = [make(pod=f"pod-{n}", stale_after=30.0) for n in range(2)]
+    for app in apps:
+        declare_parts(app, name)
+    stream = apps[0].stream(name)
+    with running(apps[0], "consumers"):
+        for amount, key in enumerate(KEYS):
+            stream.publish(key, {"part": 1, "amount": amount})
+        await_read(name, name)
+        with running(apps[1], "consumers"):
+            wait_for(
+                lambda: count_shares(admin, f"consume:{name}") == [1, 1],
+                timeout=60,
+                what="each process has a partition",
+            )
+            for key in KEYS:
+                stream.publish(key, {"part": 2})
+            await_read(name, name)
+    found = admin.execute("select id, amount, pod from transfers").fetchall()
+    assert sorted((key, amount) for key, amount, _ in found) == sorted(
+        (key, amount) for amount, key in enumerate(KEYS)
+    )
+    assert {pod for *_, pod in found} == {"pod-0", "pod-1"}
+    assert not admin.execute("select id from contexts").fetchall()
+
+
 @pytest.mark.guarantee("T17", "T18")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_entities_have_consumers_of_their_own_in_one_process_or_many(
