@@ -1,4 +1,4 @@
-"""Whether this process reaches Kafka, judged by the results of its clients."""
+"""Whether this process reaches Kafka, by its clients' results or by asking."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaException
 
 from jobs_lib.errors import UnavailableError
-from jobs_lib.kafka.client import read_topics
+from jobs_lib.kafka.client import make_admin, poll_events, read_topics
 from jobs_lib.kafka.refusal import SILENT
+from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka.admin import AdminClient
+
+    from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
 
 _ASK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
+_SILENT_SECONDS = 4.0
 
 
 class Reach:
@@ -62,3 +70,58 @@ class Reach:
             return True
         self.answered()
         return False
+
+
+class KafkaWatch:
+    """Asks Kafka about once a second, in a thread of its own, whether it answers.
+
+    The question is small, and needs no right. Whoever wants to know waits for nothing.
+
+    Args:
+        settings: where Kafka is.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._admin: AdminClient | None = None
+        self._answered_at = 0.0
+        self._loop = Loop("kafka watch", self._look)
+
+    def start(self) -> None:
+        """Start the thread; until its first answers, Kafka counts as there."""
+        self._answered_at = time.monotonic()
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        # It may wait for an answer, and holds nothing that somebody waits for.
+        self._loop.stop(_ASK_SECONDS)
+
+    def is_unanswered(self) -> bool:
+        """Whether Kafka has left the last questions without an answer."""
+        return time.monotonic() - self._answered_at > _SILENT_SECONDS
+
+    def _look(self) -> Iterator[None]:
+        while not self._loop.stopping.wait(_LOOK_SECONDS):
+            if self._answers():
+                self._answered_at = time.monotonic()
+            yield
+
+    def _answers(self) -> bool:
+        if self._admin is None:
+            self._admin = make_admin(self._settings, _say_nothing)
+        poll_events(self._admin)
+        answer = self._admin.describe_cluster(request_timeout=_ASK_SECONDS)
+        try:
+            answer.result()
+        except KafkaException as failure:
+            if failure.args[0].code() not in SILENT:
+                return True  # a broker has refused it
+            # Do not wait as long as this one would with its next try.
+            self._admin = None
+            return False
+        return True
+
+
+def _say_nothing(_: AccessError) -> None:
+    """Leave it to the clients that do the work to say why they are refused."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _BURY_AFTER = 3_600.0
+_SILENT_SECONDS = 4.0
+_MISSED = 4
+"""Heartbeats without an answer after which the database counts as silent."""
 
 
 class Watcher(Protocol):
@@ -177,6 +180,11 @@ class Process:
         """
         long_enough = time.monotonic() - self._well_since >= self._stale_after
         return long_enough and not self.lease.is_over()
+
+    def is_unanswered(self) -> bool:
+        """Whether the database has left the last heartbeats without an answer."""
+        patience = max(_SILENT_SECONDS, _MISSED * self._interval)
+        return time.monotonic() - self._beaten_at > patience
 
     def is_cut_off(self) -> bool:
         """Whether the database has been away so long that others should take over.

@@ -21,6 +21,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError, UnavailableError
 from jobs_lib.kafka.client import check_settings
 from jobs_lib.kafka.positions import Positions
+from jobs_lib.kafka.reach import KafkaWatch
 from jobs_lib.naming import check_environment
 from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
@@ -120,6 +121,8 @@ class Service:
         self._dependencies: Positions | None = None
         """How far the groups are that consumers and job types wait for; None if they
         wait for none."""
+        self._kafka_watch: KafkaWatch | None = None
+        """What says whether Kafka answers; None if no part needs it."""
         self._stopping = threading.Event()
         self._metrics = self._make_metrics()
         settings = self.settings
@@ -135,13 +138,17 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all parts run, and new read models have been filled."""
+        """Whether all parts run, their servers answer, and new read models are full."""
         return self.find_unready() is None
 
     def find_unready(self) -> str | None:
         """Find out why it is not ready, as ``/readyz`` says it; None if it is."""
         if not self._is_running:
             return "starting or stopping"
+        if self.process.is_unanswered():
+            return "PostgreSQL does not answer"
+        if self._kafka_watch is not None and self._kafka_watch.is_unanswered():
+            return "Kafka does not answer"
         return self._filling.explain()
 
     def start(self) -> None:
@@ -210,6 +217,8 @@ class Service:
             )
         if relays:
             owners.append(maker.make_relay(shards))
+        if groups or relays or self._transactors or self._sidecar:
+            self._kafka_watch = KafkaWatch(self.settings)
         self._owners = owners[::-1]
         ticks = executes and bool(self.app.schedules)
         for part in self._list_parts(ticks=ticks, relays=relays):
@@ -259,6 +268,8 @@ class Service:
             yield self.positions
         if self._dependencies is not None:
             yield self._dependencies
+        if self._kafka_watch is not None:
+            yield self._kafka_watch
         # The relay ends last, because the others may still write to the outbox.
         relay = self._owners[:1] if relays else []
         others = self._owners[len(relay) :]
