@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from jobs_lib.errors import OperatingError, UnavailableError
+from jobs_lib.errors import OffsetError, OperatingError, UnavailableError
 from jobs_lib.kafka.client import (
     NO_ANSWER,
     list_partitions,
@@ -26,7 +26,7 @@ from jobs_lib.kafka.client import (
     make_consumer,
     read_topics,
 )
-from jobs_lib.kafka.reader import Span
+from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.kafka.refusal import SOON, explain_failed, missing_topics
 from jobs_lib.partitioner import split_origin
 
@@ -44,6 +44,8 @@ _PATIENCE = 10.0
 """Seconds in which a partition gets a leader."""
 _SETTLED_SECONDS = 60.0
 """Kafka ends the transaction of a relay that died sooner, unless a setting differs."""
+_LOOK_SECONDS = 5.0
+"""How long a look for records waits for Kafka, or for a transaction that is open."""
 
 
 def read_ends(
@@ -208,8 +210,13 @@ def find_left(
     topic: str,
     stored: Mapping[int, int | None] | None,
     ends: Mapping[int, int],
+    told: Mapping[int, int] | None = None,
 ) -> dict[int, Span]:
     """Find the parts of partitions before some ends that a group has not passed.
+
+    What the database has counts. It may have gone back since Kafka was told of an end,
+    by a rewind, a backup, or a server that took over. So Kafka's word counts only where
+    no record lies before the end: markers of transactions, or what was compacted.
 
     Args:
         settings: where Kafka is.
@@ -218,27 +225,54 @@ def find_left(
         stored: the offsets that they have stored in the database, by partition; None if
             only Kafka has them.
         ends: of the partitions.
+        told: the offsets that the group has committed to Kafka, by partition; None to
+            ask Kafka.
 
     Raises:
+        AccessError: the brokers do not let this client in, or deny it the right to
+            read the topic.
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers.
     """
     starts = find_places(settings, topic, "start")
-    # Kafka is also told of places behind which no record is left. What it has of a
-    # partition that this database does not know is of an earlier one.
-    told = read_committed(settings, group, topic)
-    if stored is None:
-        stored = told
-    told = {number: at for number, at in told.items() if number in stored}
-    places = {
-        number: max(start, stored.get(number) or 0, told.get(number, 0))
-        for number, start in starts.items()
-    }
-    return {
+    if told is None:
+        told = read_committed(settings, group, topic)
+    places = told if stored is None else stored
+    left = {
         number: Span(place, ends[number])
-        for number, place in places.items()
-        if place < ends.get(number, 0)
+        for number, start in starts.items()
+        if (place := max(start, places.get(number) or 0)) < ends.get(number, 0)
     }
+    # What Kafka has of a partition that this database does not know is of an earlier
+    # one.
+    doubted = {
+        number: span
+        for number, span in left.items()
+        if stored is None or (number in stored and told.get(number, 0) >= span.end)
+    }
+    empty = doubted.keys() - _find_records(settings, group, topic, doubted)
+    return {number: span for number, span in left.items() if number not in empty}
+
+
+def _find_records(
+    settings: Settings, group: str, topic: str, spans: Mapping[int, Span]
+) -> set[int]:
+    """Find the partitions that have a record in their parts, or may have one."""
+    if not spans:
+        return set()
+    parts = {(topic, number): span for number, span in spans.items()}
+    found = set()
+    try:
+        with PartsReader(
+            settings, parts, group, most=1, patience=_LOOK_SECONDS
+        ) as reader:
+            for partition, _ in reader:
+                found.add(partition[1])
+                reader.leave(partition)
+    except OffsetError:
+        # An open transaction hides what it has, or the topic has changed meanwhile.
+        return {*spans}
+    return found
 
 
 def read_committed(

@@ -147,6 +147,11 @@ class PartsReader:
             elif time.monotonic() > moved_at + self.patience:
                 self._give_up()
 
+    def leave(self, partition: Partition) -> None:
+        """Read no more of a partition; the loop goes on with the others."""
+        self._move(partition, self._spans[partition].end)
+        self._end_parts()
+
     def _fetch(self) -> dict[Partition, list[Message]]:
         """Fetch some records, and note how far each partition is."""
         first = self._consumer.poll(_POLL_SECONDS)

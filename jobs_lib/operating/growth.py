@@ -22,8 +22,7 @@ import psycopg
 from jobs_lib.errors import JobsError, OperatingError, UnavailableError
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.partitions import add_partitions, count_on_brokers
-from jobs_lib.kafka.places import count_offsets, find_left, find_places
-from jobs_lib.kafka.reader import PartsReader
+from jobs_lib.kafka.places import count_left, find_places
 from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.operating.rewinds import read_places
 from jobs_lib.operating.session import bounded
@@ -31,11 +30,10 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.streams.permits import GOOD_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from datetime import datetime
 
     from jobs_lib.app import App
-    from jobs_lib.kafka.reader import Span
     from jobs_lib.postgres.session import Session
     from jobs_lib.streams.stream import Stream
 
@@ -288,24 +286,8 @@ def _list_behind(
         stored = None
         if group.stores:
             stored = read_places(database, group.name, stream.name)
-        spans = find_left(app.settings, group.name, stream.name, stored, ends)
-        if spans and not group.stores:
-            # Markers of transactions may be all that is left: nobody handles these.
-            stop.renew()
-            if not _has_records(app, stream, group, spans):
-                continue
-        if left := count_offsets(spans):
+        if left := count_left(app.settings, group.name, stream.name, stored, ends):
             yield f"the group {group.name!r}, which is {left} offsets behind"
-
-
-def _has_records(
-    app: App, stream: Stream[Any], group: _Group, spans: Mapping[int, Span]
-) -> bool:
-    of_stream = {(stream.name, number): span for number, span in spans.items()}
-    with PartsReader(
-        app.settings, of_stream, group.name, most=1, patience=LEASE / 2
-    ) as reader:
-        return any(messages for _, messages in reader)
 
 
 def _await_brokers(

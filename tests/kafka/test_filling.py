@@ -140,6 +140,26 @@ def test_an_offset_that_kafka_has_of_an_earlier_database_does_not_count(
     )
 
 
+@pytest.mark.guarantee("W65")
+@pytest.mark.parametrize("stored", [3, None])
+def test_an_offset_that_kafka_has_and_the_database_has_lost_does_not_count(
+    declare, gate, name, admin, bootstrap_servers, stored
+):
+    app = declare(gate)
+    ends = find_places(app.settings, name, "end")
+    leave_offset(bootstrap_servers, name, name, ends[0])
+    for partition, at in [(0, stored), (1, 0)]:
+        admin.execute(
+            "insert into jobs_lib.offsets"
+            " (consumer_group, topic, partition, next_offset) values (%s, %s, %s, %s)",
+            (name, name, partition, at),
+        )
+    left = ends[0] - (stored or 0) + ends[1]
+    assert Filling(app.settings, app.database(), app.consumers).explain() == (
+        f"{name} is read for the first time: {left} offsets left"
+    )
+
+
 def test_handlers_keep_no_process_from_being_ready(declare, gate, name):
     app = declare(gate)
     app.consumers.clear()

@@ -13,10 +13,12 @@ from jobs_lib.kafka import places
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.places import (
     find_committed_ends,
+    find_left,
     find_places,
     find_settled_ends,
     read_committed,
 )
+from jobs_lib.kafka.reader import Span
 from tests.support.apps import make_app
 from tests.support.groups import Group
 from tests.support.records import make_producer, produce
@@ -137,3 +139,59 @@ def test_committed_records_behind_an_open_transaction_are_waited_for(
     ends = find_settled_ends(settings, name)
     # The records of the transaction, the others, and a marker for each partition.
     assert sum(ends.values()) >= 12
+
+
+@pytest.fixture
+def with_markers(settings, topic):
+    """A topic of three partitions, each with two offsets.
+
+    They have a record and a marker, nothing but an aborted record and its marker, and
+    two records.
+    """
+    name = topic(3)
+    for number, end in ((0, "commit_transaction"), (1, "abort_transaction")):
+        producer = open_transaction(settings.kafka_bootstrap_servers, name, 1, number)
+        getattr(producer, end)(60)
+    producer = make_producer(settings.kafka_bootstrap_servers)
+    for _ in range(2):
+        producer.produce(name, b"{}", "k", partition=2)
+    assert producer.flush(30) == 0
+    return name
+
+
+PLACES: list[tuple[dict[int, int | None] | None, dict[int, int], dict[int, int]]] = [
+    # Only markers are left, and Kafka was told so.
+    ({0: 1, 1: 0, 2: 2}, {0: 2, 1: 2, 2: 2}, {}),
+    ({0: 1, 1: 0, 2: 2}, {0: 2, 1: 2}, {}),
+    # Kafka was not, or this database knows nothing of the partition.
+    ({0: 1, 1: 0, 2: 2}, {0: 1, 1: 2}, {0: 1}),
+    ({0: 1, 2: 2}, {0: 2, 1: 2}, {1: 0}),
+    # The database has gone back before records, or stores nothing yet.
+    ({0: 0, 1: 0, 2: 2}, {0: 2, 1: 2, 2: 2}, {0: 0}),
+    ({0: 0, 1: 0, 2: 1}, {0: 2, 1: 2, 2: 2}, {0: 0, 2: 1}),
+    ({0: None, 1: None, 2: None}, {0: 2, 1: 2, 2: 2}, {0: 0, 2: 0}),
+    # Only Kafka has offsets.
+    (None, {0: 1, 2: 2}, {}),
+    (None, {0: 1, 2: 1}, {2: 1}),
+    (None, {}, {0: 0, 2: 0}),
+]
+"""What is stored, what Kafka was told, and the starts of what is left."""
+
+
+def test_what_kafka_was_told_counts_only_where_no_record_is_left(
+    settings, with_markers
+):
+    ends = dict.fromkeys(range(3), 2)
+    for stored, told, starts in PLACES:
+        found = find_left(settings, "group", with_markers, stored, ends, told)
+        left = {number: Span(start, 2) for number, start in starts.items()}
+        assert found == left, (stored, told)
+
+
+def test_a_transaction_that_is_open_may_have_records(settings, topic, monkeypatch):
+    monkeypatch.setattr(places, "_LOOK_SECONDS", 0.5)
+    name = topic(1)
+    producer = open_transaction(settings.kafka_bootstrap_servers, name, 1)
+    found = find_left(settings, "group", name, {0: 0}, {0: 1}, {0: 1})
+    assert found == {0: Span(0, 1)}
+    producer.abort_transaction(60)

@@ -133,6 +133,19 @@ def test_a_part_has_exactly_its_records(topic, fill, read):
     assert read({(name, 0): Span(None, 20)}, most=3) == {(name, 0): [*range(20)]}
 
 
+def test_a_partition_that_is_left_is_read_no_further(settings, topic, fill):
+    name = topic(2)
+    for number in (0, 1):
+        fill(name, 5, number)
+    spans = {(name, number): Span(0, 5) for number in (0, 1)}
+    found = []
+    with PartsReader(settings, spans, "reader", most=1, patience=PATIENCE) as reader:
+        for partition, messages in reader:
+            found += [(partition, get_offset(message)) for message in messages]
+            reader.leave(partition)
+    assert sorted(found) == [((name, 0), 0), ((name, 1), 0)]
+
+
 def test_many_partitions_end_each_where_it_ends(topic, fill, read):
     name, other = topic(30), topic(2)
     for number in range(0, 30, 3):

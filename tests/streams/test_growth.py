@@ -19,6 +19,7 @@ from jobs_lib.partitioner import choose_partition
 from jobs_lib.streams import log
 from jobs_lib.streams import once as once_module
 from tests.support.apps import heard, make_app, running
+from tests.support.groups import Group
 from tests.support.processes.publishers import GROWTH_STEPS
 from tests.support.proxy import Proxy
 
@@ -214,6 +215,25 @@ def test_a_group_that_does_not_follow_in_time_leaves_all_as_it_was(
     assert list_stopped(app) == []
     after = stream.publish(MOVES, 1, request="r1")
     assert (after.partition, after.offset) == (before.partition, 1)
+    assert count_partitions(app.settings, name) == BEFORE
+
+
+@pytest.mark.guarantee("T20")
+def test_a_group_that_was_set_back_after_kafka_was_told_is_waited_for(
+    make_reader, name, own_broker, admin
+):
+    app = make_reader()
+    partition = app.streams[name].publish(MOVES, 0).partition
+    group = Group(own_broker.bootstrap_servers, f"{name}-g")
+    group.commit_one(name, {partition: 1})
+    group.close()
+    admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition, next_offset)"
+        " values (%s, %s, %s, 0)",
+        (f"{name}-g", name, partition),
+    )
+    with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
+        grow(app, name, AFTER, seconds=7.5)
     assert count_partitions(app.settings, name) == BEFORE
 
 

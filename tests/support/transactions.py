@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     import pytest
 
 
-def open_transaction(bootstrap_servers: str, topic: str, partitions: int) -> Producer:
+def open_transaction(
+    bootstrap_servers: str, topic: str, partitions: int, first: int = 0
+) -> Producer:
     """Open a transaction with one record in each partition; the caller ends it."""
     producer = Producer(
         {"bootstrap.servers": bootstrap_servers, "transactional.id": f"open-{uuid4()}"}
     )
     producer.init_transactions(60)
     producer.begin_transaction()
-    for number in range(partitions):
+    for number in range(first, first + partitions):
         producer.produce(topic, b"{}", key="open", partition=number)
     assert producer.flush(30) == 0
     return producer
