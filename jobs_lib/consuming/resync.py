@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -18,10 +18,12 @@ from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.places import (
     delete_group,
+    find_left,
     find_places,
     find_starts,
     keeps_all_keys,
 )
+from jobs_lib.kafka.reader import Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,6 +99,8 @@ class Resync:
         self._model: ReadModel = declared.model
         self.group: str | None = None
         """Its consumer group, once it has begun."""
+        self._empty: dict[int, Span] = {}
+        """By partition, what has no record to apply; none can appear there."""
 
     def begin(
         self, at: datetime | int | None = None, partition: int | None = None
@@ -180,17 +184,51 @@ class Resync:
 
         Args:
             told: the offsets that its group has committed to Kafka, by partition. Kafka
-                is also told of places behind which no record is left.
+                is also told of places behind which no record is left. They count only
+                if that is so: Kafka may know of commits that the database has lost.
+
+        Raises:
+            AccessError: Kafka denies the right to read the topic.
+            TopicError: the topic does not exist, or is not visible.
+            UnavailableError: no broker answers.
         """
         with self._open() as connection:
-            rows = self._execute(
-                connection, "read_resync_parts", self._named
-            ).fetchall()
+            parts = self._read_parts(connection)
         told = told or {}
+        doubted = {
+            part.partition: part
+            for part in parts
+            if not part.is_done and told.get(part.partition, 0) >= part.end
+        }
+        if not doubted:
+            return parts
+        assert self.group is not None
+        left = find_left(
+            self.settings,
+            self.group,
+            self.topic,
+            {number: part.at for number, part in doubted.items()},
+            {number: part.end for number, part in doubted.items()},
+            told,
+        )
+        for number, part in doubted.items():
+            if number not in left:
+                self._empty[number] = Span(part.at, part.end)
+        return [self._pass_empty(part) for part in parts]
+
+    def _read_parts(self, connection: psycopg.Connection[Any]) -> list[Part]:
+        rows = self._execute(connection, "read_resync_parts", self._named).fetchall()
         return [
-            Part(number, start, end, max(start, at or 0, told.get(number, 0)))
+            self._pass_empty(Part(number, start, end, max(start, at or 0)))
             for number, start, end, at in rows
         ]
+
+    def _pass_empty(self, part: Part) -> Part:
+        """Pass what is known to have no record, if the part has come so far."""
+        empty = self._empty.get(part.partition)
+        if empty is None or not (empty.start or 0) <= part.at < empty.end:
+            return part
+        return replace(part, at=empty.end)
 
     def check_topic(self) -> None:
         """Refuse to go on if the topic was made anew: it need not reach the old ends.
@@ -228,6 +266,9 @@ class Resync:
                 row = self._execute(connection, "lock_resync", self._named).fetchone()
                 if row is None:
                     break
+                # In the same transaction: a server that took over since the last look
+                # lacks an offset and the keys that were shown before it alike.
+                self._refuse_behind(connection)
                 looked = gone = 0
                 if row[0] == START:
                     self._model.find_unshown(connection)
@@ -292,6 +333,18 @@ class Resync:
                 "knows which keys the topic has: no row was removed. Repair the cause "
                 "and begin again, or end it with --cancel"
             )
+
+    def _refuse_behind(self, connection: psycopg.Connection[Any]) -> None:
+        """Refuse to end it while an end is not reached."""
+        for part in self._read_parts(connection):
+            if not part.is_done:
+                raise OperatingError(
+                    f"the re-synchronisation of {self._model.name} has applied "
+                    f"{self.topic}/{part.partition} up to offset {part.at}, and must "
+                    f"reach {part.end}: no row was removed. The database has lost what "
+                    "was applied, or the end was called too early: call the "
+                    "re-synchronisation again to go on with it"
+                )
 
     @property
     def _named(self) -> dict[str, Any]:

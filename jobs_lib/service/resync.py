@@ -12,7 +12,7 @@ import psycopg
 from jobs_lib import telemetry
 from jobs_lib.app import App
 from jobs_lib.consuming.resync import Resync
-from jobs_lib.errors import OperatingError, UnavailableError
+from jobs_lib.errors import OperatingError, TopicError, UnavailableError
 from jobs_lib.operating.read_models import place_tables
 from jobs_lib.postgres.database import Database
 from jobs_lib.service.service import Service
@@ -104,7 +104,8 @@ def resync(
 
     Raises:
         OperatingError: as for :func:`begin_resync`; or nobody can know which keys the
-            topic has, or it was made anew.
+            topic has, or it was made anew; or the database has lost what was applied
+            in the last moment. Another call goes on then.
         JobsError: the service does not run.
     """
     work = _prepare(app, table)
@@ -162,7 +163,7 @@ def _read(
 
 
 def _look(work: Resync, service: Service) -> list[Part] | None:
-    """How far it is; None if the database does not answer: consumers wait for it."""
+    """How far it is; None if a server does not answer: consumers wait for it."""
     assert work.group is not None
     assert service.positions is not None
     told = service.positions.ask_committed(work.group, work.topic)
@@ -173,10 +174,13 @@ def _look(work: Resync, service: Service) -> list[Part] | None:
 
 @contextmanager
 def _patient() -> Iterator[None]:
-    """Report that a server does not answer, and go on: consumers wait for it."""
+    """Report that a server does not answer, and go on: consumers wait for it.
+
+    Kafka may not know the topic for a moment.
+    """
     try:
         yield
-    except (UnavailableError, psycopg.OperationalError) as error:
+    except (UnavailableError, TopicError, psycopg.OperationalError) as error:
         telemetry.emit("loop.failed", loop="resync", error=error)
 
 

@@ -21,6 +21,7 @@ from jobs_lib.kafka import places
 from jobs_lib.service.resync import begin_resync, cancel_resync, find_model_of, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
+from tests.support.transactions import open_transaction
 
 KEYS = 40
 
@@ -261,6 +262,56 @@ def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_fo
     written = {key for key, (n, _) in read().items() if n != -1}
     assert 1 <= len(written) <= 4
     assert left_behind(admin) == []
+
+
+@pytest.mark.guarantee("W64")
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_what_kafka_was_told_and_the_database_has_lost_ends_nothing(
+    declare, read, admin, name, database
+):
+    app = declare("n")
+    admin.execute("insert into model values ('k1', 1, 1, 1)")
+    work = Resync(app.settings, database, find_model_of(app, "model"))
+    work.begin()
+    ends = places.find_places(app.settings, name, "end")
+    assert [part.at for part in work.list_parts(ends)] == [0, 0]
+    with pytest.raises(OperatingError, match=f"{name}/0 up to offset 0, and must"):
+        work.end()
+    assert "k1" in read()
+    work.forget()
+
+
+@pytest.mark.guarantee("W64")
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_the_end_is_reached_if_nothing_but_markers_is_left(
+    declare, admin, name, database, bootstrap_servers, monkeypatch
+):
+    app = declare("n")
+    for end in ("commit_transaction", "abort_transaction"):
+        getattr(open_transaction(bootstrap_servers, name, 2), end)(60)
+        # The markers come.
+        places.find_settled_ends(app.settings, name)
+    work = Resync(app.settings, database, find_model_of(app, "model"))
+    work.begin()
+    ends = places.find_places(app.settings, name, "end")
+    # The markers, and the record of the transaction that was aborted.
+    handled = {number: end - 3 for number, end in ends.items()}
+    move = (
+        "update jobs_lib.offsets set next_offset = %s"
+        " where consumer_group = %s and partition = %s"
+    )
+    for number, at in handled.items():
+        admin.execute(move, (at, work.group, number))
+    assert [part.at for part in work.list_parts()] == [*handled.values()]
+    assert all(part.is_done for part in work.list_parts(ends))
+    # Nothing new can appear there, so it is looked at once.
+    with monkeypatch.context() as patch:
+        patch.setattr("jobs_lib.consuming.resync.find_left", None)
+        assert all(part.is_done for part in work.list_parts(ends))
+    admin.execute(move, (handled[0] - 1, work.group, 0))
+    assert [part.is_done for part in work.list_parts(ends)] == [False, True]
+    admin.execute(move, (handled[0], work.group, 0))
+    assert resync(app, "model") == (0, True)
 
 
 @pytest.mark.guarantee("W64")
