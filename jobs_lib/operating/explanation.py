@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from jobs_lib.jobs.job import RateLimited
 from jobs_lib.operating.gates import explain_wait
 from jobs_lib.operating.session import bounded
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
     from uuid import UUID
-
-    import psycopg
 
     from jobs_lib.postgres.database import Database
     from jobs_lib.settings import Settings
@@ -231,22 +231,37 @@ class _Explainer:
 
     def _limited(self, facts: _Facts, item: dict[str, Any]) -> Reason | None:
         most, parameter = item["limit"], item["parameter"]
-        row = self._one(
-            "explain_limit",
-            type=item["type"],
-            parameter=parameter,
-            origin=facts.origin,
-            id=facts.id,
-        )
-        pods = (row and row[0]) or []
+        each = f" for each {parameter}" if parameter else ""
+        told = f"{facts.type!r} runs {most:,} at once{each} over all pods"
+        try:
+            pods = self._find_slots(facts, item["type"], parameter)
+        except psycopg.errors.InsufficientPrivilege:
+            return Reason(
+                "limited",
+                f"{told}: whether that many run is not known to this role, which may "
+                "not read the payload",
+            )
         if len(pods) < most:
             return None
-        each = f" for each {parameter}" if parameter else ""
-        return Reason(
-            "limited",
-            f"{facts.type!r} runs {most:,} at once{each} over all pods, and that many "
-            f"run: on {', '.join(sorted({*pods}))}",
-        )
+        on = ", ".join(sorted({*pods}))
+        return Reason("limited", f"{told}, and that many run: on {on}")
+
+    def _find_slots(
+        self, facts: _Facts, type_name: str, parameter: str | None
+    ) -> list[str]:
+        """The pods with jobs that count for the same limit, a pod for each job."""
+        if parameter is None:
+            row = self._one("explain_limit", type=type_name)
+        else:
+            with self._connection.transaction():  # only this may be refused
+                row = self._one(
+                    "explain_limit_of",
+                    type=type_name,
+                    parameter=parameter,
+                    origin=facts.origin,
+                    id=facts.id,
+                )
+        return (row and row[0]) or []
 
     def _owner(self, facts: _Facts) -> Iterator[Reason]:
         if facts.owner is None:

@@ -69,11 +69,17 @@ from {schema}.processes p
 where {runs_jobs} and {alive}
 
 -- name: explain_limit
--- List the pods with running jobs that count for the same limit as this one.
+-- List the pods with running jobs of a limited type. A statement that named the payload
+-- would be refused to a role that only reads, and most limits need none.
+select array_agg(coalesce(p.pod, s.owner::text) order by p.pod) from {schema}.slots s
+left join {schema}.processes p on p.id = s.owner
+where s.type = %(type)s
+
+-- name: explain_limit_of
+-- List the pods with running jobs that have the same value of the limit's parameter.
 select array_agg(coalesce(p.pod, s.owner::text) order by p.pod) from {schema}.jobs j
-join {schema}.slots s on s.type = %(type)s and s.value = coalesce(
-    case when %(parameter)s::text is not null
-        then j.payload ->> %(parameter)s::text end, '')
+join {schema}.slots s on s.type = %(type)s
+    and s.value = coalesce(j.payload ->> %(parameter)s::text, '')
 left join {schema}.processes p on p.id = s.owner
 where j.origin = %(origin)s and j.id = %(id)s
 

@@ -8,7 +8,9 @@ import pytest
 
 from jobs_lib import Job, Workers
 from jobs_lib.operating import explain
+from jobs_lib.postgres.database import Database
 from tests.support.apps import HOME, executing, make_app
+from tests.support.roles import as_role
 
 
 @pytest.fixture
@@ -66,7 +68,9 @@ def test_a_job_waits_since_all_workers_are_busy(app, connect, gate, await_reason
 
 @pytest.mark.guarantee("J24")
 @pytest.mark.parametrize("limit", [1, (1, "tenant")])
-def test_a_job_waits_for_its_limit(app, connect, gate, await_reason, limit):
+def test_a_job_waits_for_its_limit(
+    app, database_url, connect, gate, await_reason, limit
+):
     @app.job(limit=limit)
     def call(job: Job, tenant: str) -> None:
         gate.wait(60)
@@ -82,4 +86,14 @@ def test_a_job_waits_for_its_limit(app, connect, gate, await_reason, limit):
         )
         codes = explain(app.database(), ids[-1], stale_after=60).codes
         assert codes.count("limited") == 1
+        # A role that only reads is not refused, whatever it may not read.
+        reader = Database(as_role(database_url, "read"))
+        found = explain(reader, ids[-1], stale_after=60)
+        (told,) = [one.text for one in found.reasons if one.code == "limited"]
+        assert told == (
+            "'call' runs 1 at once for each tenant over all pods: whether that many "
+            "run is not known to this role, which may not read the payload"
+            if isinstance(limit, tuple)
+            else text
+        )
         gate.set()
