@@ -18,6 +18,7 @@ from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.type import JobType
 from jobs_lib.operating import retry
 from jobs_lib.postgres.database import Database, settle_isolation
+from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import default_settings, load_settings
 from jobs_lib.testing.enqueued import (
     Enqueued,
@@ -74,6 +75,10 @@ class Jobs:
                 "schema_registry_url": "mock://tests",
             }
         )
+        if given is not None:
+            # The database was made by the environment's settings. An app that was given
+            # its own may have another schema, or another environment.
+            migrate(self.url, settings.schema_name, settings)
         self._database = Database.of(settings)
         self._connection = self._opened.enter_context(
             self._database.connect("test kit")

@@ -19,6 +19,7 @@ from jobs_lib.settings import load_settings
 from jobs_lib.testing import databases as databases_module
 from jobs_lib.testing import make_record
 from jobs_lib.testing.jobs import Jobs
+from jobs_lib.testing.outbox import Outbox
 from tests.support.engines import sqlalchemy_url
 
 app = App("shop")
@@ -513,6 +514,25 @@ def test_the_kits_schema_registry_ends_with_the_test(jobs_database_url):
         sold.send(conn, key="1", value={"id": 1})
         assert sold.encode({"id": 1}) != encoded
     assert sold.encode({"id": 1}) == encoded
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"schema_name": "shop_jobs"}, {"environment": "dev"}],
+    ids=["schema", "environment"],
+)
+def test_an_app_that_was_given_its_settings_finds_its_tables(jobs_database_url, given):
+    shop = App("shop", settings=load_settings(**given))
+    sold = shop.topic("sold")
+
+    @shop.job()
+    def work(job: Job) -> None: ...
+
+    with Jobs(shop, jobs_database_url) as kit:
+        with kit.transaction() as conn:
+            work.enqueue(conn)
+            sold.send(conn, key="1", value={"id": 1})
+        assert len(kit.enqueued(work)) == len(Outbox(kit).sent(sold)) == 1
 
 
 def test_async_handlers_run_in_plain_and_in_async_tests(jobs):
