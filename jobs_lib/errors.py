@@ -15,6 +15,7 @@
     │   ├── PlaceError        its type waits for groups, and it comes from no record
     │   └── TopicError
     ├── StoredPayloadError        a waiting job does not fit its handler any more
+    ├── OutOfTurnError            a job would commit before one ahead of it in its group
     ├── RecordError               a record cannot be read, or nobody handles its type
     ├── RefusedError              a check of a stream refuses an event
     ├── RequestConflictError      the id of a request was used with another body
@@ -98,6 +99,14 @@ class PlaceError(EnqueueError):
 
 class StoredPayloadError(JobsError):
     """A waiting job does not fit its declaration any more; the job is kept."""
+
+
+class OutOfTurnError(JobsError):
+    """A job's transaction is asked for before that of a job ahead of it in its group.
+
+    Both jobs are items of one call of a batch handler. The transaction was not opened,
+    and an item that fails by this error runs later, which costs it no attempt.
+    """
 
 
 class TopicError(EnqueueError):

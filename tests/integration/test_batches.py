@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib import Item, exponential
+from jobs_lib import Item, OutOfTurnError, exponential
 from jobs_lib.errors import ConfigurationError
 from tests.support.apps import HOME, executing
 
@@ -61,6 +61,111 @@ def test_a_batch_call_keeps_groups_in_order_and_fails_only_the_failed_item(
         "select attempt, count(*) from jobs_lib.history group by attempt order by 1"
     )
     assert attempts.fetchall() == [(1, 99), (4, 1)]
+
+
+@pytest.fixture
+def effects(admin):
+    """A table that numbers its rows; returns what it holds, in their order."""
+    admin.execute("create table effects (id int generated always as identity, n int)")
+    return lambda: [
+        n for (n,) in admin.execute("select n from effects order by id").fetchall()
+    ]
+
+
+def attempts_of(admin) -> list[int]:
+    rows = admin.execute("select attempt from jobs_lib.history order by id")
+    return [attempt for (attempt,) in rows.fetchall()]
+
+
+@pytest.mark.guarantee("J29", "J6")
+@pytest.mark.parametrize("group", [None, "g"], ids=["alone", "group"])
+def test_an_item_that_has_committed_does_not_run_again_when_its_call_fails(
+    app, admin, connect, wait_for, effects, group
+):
+    calls: list[tuple[int, int]] = []
+
+    @app.batch(group=lambda payload: group)
+    def index(items: list[Item[int]]) -> None:
+        for item in items:
+            calls.append((len(items), item.payload))
+            if len(items) > 1 and item.payload == 2:
+                raise RuntimeError("two")
+            with item.job.transaction() as connection:
+                connection.execute(
+                    "insert into effects (n) values (%s)", (item.payload,)
+                )
+
+    with connect() as connection:
+        index.options(origin="local/0").enqueue_many(
+            connection, [{"payload": n} for n in (1, 2)]
+        )
+    # For one worker the first claim takes two jobs.
+    with executing(app, ["local/0"], workers=1):
+        wait_for(lambda: ended(admin) == 2, what="all ended")
+    assert calls == [(2, 1), (2, 2), (1, 2)]
+    assert effects() == [1, 2]
+    assert attempts_of(admin) == [1, 1]
+
+
+@pytest.mark.guarantee("J29", "S9", "S17")
+@pytest.mark.parametrize("caught", [Exception, ValueError], ids=["all", "own"])
+def test_no_item_commits_behind_a_failed_one_of_its_group(
+    app, admin, connect, wait_for, effects, caught
+):
+    calls: list[int] = []
+
+    @app.batch(group=lambda payload: "g", retry=QUICK)
+    def index(items: list[Item[int]]) -> None:
+        calls.append(len(items))
+        for item in items:
+            try:
+                with item.job.transaction() as connection:
+                    connection.execute(
+                        "insert into effects (n) values (%s)", (item.payload,)
+                    )
+                    if item.payload == 1 and item.job.attempt == 1:
+                        raise ValueError("one")
+            except caught as error:
+                item.fail(error)
+
+    with connect() as connection:
+        index.enqueue_many(connection, [{"payload": n} for n in (1, 2)])
+    with executing(app, HOME, workers=1):
+        wait_for(lambda: ended(admin) == 2, what="all ended")
+    assert calls[0] == 2
+    assert effects() == [1, 2]
+    assert attempts_of(admin) == [2, 1]
+
+
+@pytest.mark.guarantee("J29", "S9")
+@pytest.mark.parametrize("fails", [False, True], ids=["raises", "marks"])
+def test_the_transactions_of_a_group_open_in_its_order(
+    app, admin, connect, wait_for, effects, fails
+):
+    refused: list[str] = []
+
+    @app.batch(group=lambda payload: "g")
+    def index(items: list[Item[int]]) -> None:
+        for item in reversed(items):
+            try:
+                with item.job.transaction() as connection:
+                    connection.execute(
+                        "insert into effects (n) values (%s)", (item.payload,)
+                    )
+            except OutOfTurnError as error:
+                refused.append(str(error))
+                if not fails:
+                    raise
+                item.fail(error)
+
+    with connect() as connection:
+        index.enqueue_many(connection, [{"payload": n} for n in (1, 2)])
+    with executing(app, HOME, workers=1):
+        wait_for(lambda: ended(admin) == 2, what="all ended")
+    (refusal,) = refused
+    assert "before job 1 ahead of it in its group has committed" in refusal
+    assert effects() == [1, 2]
+    assert attempts_of(admin) == [1, 1]
 
 
 def test_a_batch_handler_with_another_signature_is_refused(app):

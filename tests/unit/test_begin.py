@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ import pytest
 
 from jobs_lib import Item, Rate
 from jobs_lib.executor.lane import ClaimedJob, Finished, Lane, Outcome, Result
+from jobs_lib.executor.running.batch_runner import BatchRunner
 from jobs_lib.executor.running.runner import Runner
 from jobs_lib.executor.running.throttle import Throttle
 from jobs_lib.executor.running.transaction import JobConnections
@@ -56,12 +58,16 @@ class Scene:
         self.server = Server()
         self.called: list[Any] = []
 
-    def run(self, *jobs: ClaimedJob) -> list[Outcome | None]:
-        """Run jobs of one type and return their outcomes."""
+    def runner(self) -> Runner:
+        """Make what runs the jobs."""
         types = self.app.jobs
         connections = JobConnections(types, QUERIES, UUID(int=1), self.server.lend)
-        runner = Runner(types, connections, throttle=Throttle(types, connections))
-        job_type = types[jobs[0].type]
+        return Runner(types, connections, throttle=Throttle(types, connections))
+
+    def run(self, *jobs: ClaimedJob) -> list[Outcome | None]:
+        """Run jobs of one type and return their outcomes."""
+        runner = self.runner()
+        job_type = self.app.jobs[jobs[0].type]
         if job_type.batch > 1:
             return runner.run_batch(jobs)
         if job_type.is_async:
@@ -159,3 +165,28 @@ def test_a_job_behind_an_unreadable_payload_of_its_group_waits(scene):
     ends = scene.run(*jobs)
     assert results(ends) == [Result.SNOOZED] * 2
     assert scene.called == []
+
+
+@pytest.mark.guarantee("J14")
+@pytest.mark.parametrize("group", [None, "g"], ids=["alone", "group"])
+def test_a_job_that_was_cancelled_while_it_waited_does_not_begin_in_a_batch(
+    scene, group
+):
+    scene.declare("batch")
+    lane = make_job(1, "{}", group).lane
+    jobs = [make_claimed(lane, n, '{"payload": 1}') for n in (1, 2, 3)]
+    jobs[1].cancel_requested = True
+    if group:
+        lane.jobs.extend(jobs)
+    ready: deque[Any] = deque([lane] if group else jobs)
+    batches = BatchRunner(scene.runner(), ready)
+    while ready:
+        batches.run(ready.popleft())
+    completed, outcomes, ended = lane.finished.take()
+    assert [(o.job.id, o.result) for o in outcomes] == [(2, Result.CANCELLED)]
+    # Behind a cancelled job the group waits until that is written.
+    ran = [1] if group else [1, 3]
+    assert scene.called == [ran]
+    assert [job.id for job in completed] == ran
+    assert [(job.id, job.started) for job in lane.jobs] == [(3, False)] * bool(group)
+    assert ended == [lane] * bool(group)

@@ -44,7 +44,7 @@ class BatchRunner:
         if size == 1:
             return None
         jobs, lanes = self._collect(item, head.type, size)
-        jobs = _begin(jobs)
+        jobs = self._begin(jobs)
         try:
             self._run_together(jobs)
         except BaseException as error:
@@ -86,6 +86,51 @@ class BatchRunner:
                 return jobs, lanes
             item = following
 
+    def _begin(self, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Start the jobs of a batch that may begin; returns those."""
+        now = monotonic()
+        for job in jobs:
+            job.started, job.began = True, now
+        # Check once for each lane: all jobs of a group may begin, or none.
+        lanes = {id(job.lane): job.lane for job in jobs}
+        over = {key for key, lane in lanes.items() if lane.is_over()}
+        for job in jobs:
+            if id(job.lane) in over:
+                job.lane.failed = job.group is not None
+                job.lane.finished.drop(job)
+        begun = [job for job in jobs if id(job.lane) not in over]
+        if any(job.cancel_requested for job in begun):
+            return self._leave_cancelled(begun)
+        return begun
+
+    def _leave_cancelled(self, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """End jobs that were cancelled before they began; returns the others.
+
+        In a group, a cancelled job behind others waits for the next call, and those
+        behind it with it: it may end only when those ahead of it have ended well.
+        """
+        begun: list[ClaimedJob] = []
+        behind: list[ClaimedJob] = []
+        ahead: set[int] = set()
+        halted: set[int] = set()
+        for job in jobs:
+            lane = id(job.lane)
+            if lane in halted:
+                behind.append(job)
+            elif not job.cancel_requested:
+                begun.append(job)
+                ahead.add(lane)
+            elif job.group is not None and lane in ahead:
+                halted.add(lane)
+                behind.append(job)
+            elif not job.lane.finished.add(job, self._runner.cancelled(job)):
+                halted.add(lane)
+                job.lane.failed = True
+        for job in reversed(behind):
+            job.started = False
+            job.lane.jobs.appendleft(job)
+        return begun
+
     def _run_together(self, jobs: list[ClaimedJob]) -> None:
         for job, outcome in zip(jobs, self._runner.run_batch(jobs), strict=True):
             lane = job.lane
@@ -109,18 +154,3 @@ def _take_of_lane(lane: Lane, wanted: str, jobs: list[ClaimedJob], size: int) ->
             lane.jobs.appendleft(job)
             return
         jobs.append(job)
-
-
-def _begin(jobs: list[ClaimedJob]) -> list[ClaimedJob]:
-    """Start the jobs of a batch that may begin; returns those."""
-    now = monotonic()
-    for job in jobs:
-        job.started, job.began = True, now
-    # Check once for each lane: all jobs of a group may begin, or none.
-    lanes = {id(job.lane): job.lane for job in jobs}
-    over = {key for key, lane in lanes.items() if lane.is_over()}
-    for job in jobs:
-        if id(job.lane) in over:
-            job.lane.failed = job.group is not None
-            job.lane.finished.drop(job)
-    return [job for job in jobs if id(job.lane) not in over]

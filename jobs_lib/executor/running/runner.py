@@ -16,12 +16,14 @@ from jobs_lib.backoff import RECONNECT, Retry
 from jobs_lib.errors import (
     FencedError,
     JobsError,
+    OutOfTurnError,
     StoredPayloadError,
     UnavailableError,
 )
 from jobs_lib.executor.lane import FAILED, ClaimedJob, Outcome, Result
 from jobs_lib.executor.limiting.gate import GateClosed
 from jobs_lib.executor.running.forked import end_if_forked
+from jobs_lib.executor.running.in_turn import lend_in_turn
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import Place, handled, held, holding
 from jobs_lib.jobs.job import Cancel, Discard, RetryAfter, Snooze
@@ -148,7 +150,6 @@ class Runner:
                 # It must keep the order behind a job that cannot be decoded.
                 ends[job.id] = Outcome(job, Result.SNOOZED)
                 continue
-            job.lend = self._lend
             waited |= job.payload is None
             try:
                 items.append((job, Item(job, self._decode(job)["payload"])))
@@ -174,37 +175,32 @@ class Runner:
         return [(job, item) for job, item in items if job.id not in ends]
 
     def _handle(self, items: list[_Claimed]) -> dict[int, Outcome | None]:
-        ends: dict[int, Outcome | None] = {}
+        jobs = [job for job, _ in items]
+        lend_in_turn(jobs, self._lend)
         try:
-            with holding(_name_places([job for job, _ in items])):
+            with holding(_name_places(jobs)):
                 self._call(items)
         except BaseException as error:
             if len(items) > 1:
                 # Run each job alone to find the one that fails.
-                stopped: set[int] = set()
-                for job, item in items:
-                    lane = id(job.lane)
-                    item.failure, job.lend = None, self._lend
-                    if job.group is not None and lane in stopped:
-                        ends[job.id] = Outcome(job, Result.SNOOZED)
-                        continue
-                    if job.lane.is_over():
-                        stopped.add(lane)
-                        ends[job.id] = Outcome(
-                            job, Result.DROPPED, "the lease was over"
-                        )
-                        continue
-                    ends |= self._handle([(job, item)])
-                    if ends[job.id] is not None:
-                        stopped.add(lane)
-                return ends
+                return _end_in_order(items, self._handle_alone)
             items[0][1].failure = error
-        for job, item in items:
-            failed = item.failure
-            # Compare with None: an error may be false.
-            outcome = None if failed is None else self._explain(job, failed)
-            ends[job.id] = self._finish(job, outcome)
-        return ends
+        return _end_in_order(items, self._end_item)
+
+    def _handle_alone(self, job: ClaimedJob, item: Item[Any]) -> Outcome | None:
+        """Run a job of a failed call by itself, unless it has committed there."""
+        if job.completed:
+            return self._end_item(job, item)
+        item.failure = None
+        if job.lane.is_over():
+            return Outcome(job, Result.DROPPED, "the lease was over")
+        return self._handle([(job, item)])[job.id]
+
+    def _end_item(self, job: ClaimedJob, item: Item[Any]) -> Outcome | None:
+        failed = item.failure
+        # Compare with None: an error may be false.
+        outcome = None if failed is None else self._explain(job, failed)
+        return self._finish(job, outcome)
 
     def _call(self, items: list[_Claimed]) -> None:
         """Call a batch handler, inside the middleware of each of its jobs."""
@@ -326,6 +322,9 @@ class Runner:
             return Outcome(job, Result.DROPPED)
         if isinstance(error, NotBegun):
             return Outcome(job, Result.DROPPED, text)
+        if isinstance(error, OutOfTurnError):
+            # It is in turn once those ahead of it have ended: this costs no attempt.
+            return Outcome(job, Result.SNOOZED, text)
         if isinstance(error, UnavailableError):
             # Our own statement failed, not the handler: this costs no attempt.
             delay = RECONNECT.delay(3)
@@ -376,6 +375,24 @@ class Runner:
         """The outcome of a job whose thread or event loop was ended by an error."""
         text = f"{describe(error)} has ended the thread that ran it"
         return self._explain(job, JobsError(text))
+
+
+def _end_in_order(
+    items: Iterable[_Claimed], end: Callable[[ClaimedJob, Item[Any]], Outcome | None]
+) -> dict[int, Outcome | None]:
+    """End each job; in a group, none behind one that has not ended well."""
+    ends: dict[int, Outcome | None] = {}
+    stopped: set[int] = set()
+    for job, item in items:
+        if id(job.lane) in stopped:
+            job.lend = None
+            ends[job.id] = Outcome(job, Result.SNOOZED)
+            continue
+        ends[job.id] = outcome = end(job, item)
+        is_well = outcome is None or outcome.result is Result.COMMITTED
+        if job.group is not None and not is_well:
+            stopped.add(id(job.lane))
+    return ends
 
 
 def _emit_end(job: ClaimedJob, outcome: Outcome) -> None:
