@@ -344,6 +344,9 @@ def connection_options(
     name = name.encode("ascii", "replace").decode()[:_NAME_LIMIT]
     return {
         "connect_timeout": _CONNECT_WITHIN,
+        # What bypasses psycopg's cursors is UTF-8, whatever the URL, the environment or
+        # the database has chosen.
+        "client_encoding": "UTF8",
         # One name for all behind PgBouncer: it would set the name each time that it
         # lends a server, and version 1.18 sometimes hangs while it does so.
         "application_name": (

@@ -64,14 +64,15 @@ from (select {run_at} as due) as asked
 copy {schema}.jobs (origin, type, "group", state, payload, run_at, headers) from stdin
 
 -- name: copy_rows
+-- The lines are UTF-8, whatever the encoding of the caller's session is.
 copy {schema}.jobs (origin, type, "group", payload, state, run_at, priority, headers)
-from stdin
+from stdin (encoding 'UTF8')
 
 -- name: copy_placed_rows
 -- For calls of a handler whose consumer tells how far its jobs are done.
 copy {schema}.jobs (
     origin, type, "group", payload, state, run_at, priority, headers, source, record_offset
-) from stdin
+) from stdin (encoding 'UTF8')
 
 -- name: places_of
 -- The places of jobs whose handler enqueues many: of each partition one.

@@ -81,7 +81,9 @@ select cast(count(pg_advisory_xact_lock(key)) as text), {coarse} from (
 ) shards
 
 -- name: copy_outbox
-copy {schema}.outbox (shard, topic, key, value, version, headers) from stdin
+-- The lines are UTF-8, whatever the encoding of the caller's session is.
+copy {schema}.outbox (shard, topic, key, value, version, headers)
+from stdin (encoding 'UTF8')
 
 -- name: insert_outbox
 -- For drivers without COPY. A row is [shard, key, value, version]; the order is kept.

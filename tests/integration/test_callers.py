@@ -255,10 +255,12 @@ def test_jobs_and_messages_follow_the_callers_transaction(app, notify, connect, 
                 async with either(hand.savepoint()):
                     await settle(notify.enqueue(caller, order=2))
                     raise UndoError
-            many = [{"order": n, "customer": "back\\slash"} for n in (3, 4)]
+            many = [{"order": n, "customer": "back\\slash: ünal"} for n in (3, 4)]
             assert await settle(notify.enqueue_many(caller, many)) == 2
-            sent = await settle(topic.send(caller, key="k", value={"a": 1}, version=7))
+            sent = await settle(topic.send(caller, key="ü", value={"a": 1}, version=7))
             assert isinstance(sent, int)
+            more = [("ü\\2", {"a": "ü"}, 8)]
+            assert await settle(topic.send_many(caller, more)) == 1
             if fail:
                 raise UndoError
 
@@ -270,11 +272,34 @@ def test_jobs_and_messages_follow_the_callers_transaction(app, notify, connect, 
     rows = admin.execute(
         "select (payload ->> 'order')::int, \"group\" from jobs_lib.jobs order by id"
     ).fetchall()
-    assert rows == [(1, "ünal:1 %s"), (3, "back\\slash"), (4, "back\\slash")]
+    later = "back\\slash: ünal"
+    assert rows == [(1, "ünal:1 %s"), (3, later), (4, later)]
     assert admin.execute(
-        "select key, value, version from jobs_lib.outbox"
-    ).fetchall() == [("k", b'{"a":1}', 7)]
+        "select key, value, version from jobs_lib.outbox order by id"
+    ).fetchall() == [
+        ("ü", b'{"a":1}', 7),
+        ("ü\\2", '{"a":"ü"}'.encode(), 8),
+    ]
     assert admin.execute("select id from orders").fetchall() == [(1,)]
+
+
+def test_an_app_writes_utf_8_whatever_encoding_its_environment_asks_for(
+    app, notify, connect, monkeypatch
+):
+    topic = app.topic("orders")
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    notify.enqueue(app, order=1, customer="ünal €")
+    notify.enqueue_many(app, [{"order": 2, "customer": "ünal €"}])
+    topic.send(app, key="ünal €", value={})
+    topic.send_many(app, [("ünal €", {}, None)])
+    monkeypatch.undo()
+    with connect() as connection:
+        stored = connection.execute(
+            "select payload ->> 'customer' from jobs_lib.jobs"
+            ' union all select "group" from jobs_lib.jobs'
+            " union all select key from jobs_lib.outbox"
+        ).fetchall()
+    assert stored == [("ünal €",)] * 6
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
