@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
-from psycopg.rows import Row, RowFactory, tuple_row
+from psycopg.rows import AsyncRowFactory, Row, RowFactory, tuple_row
 
 from jobs_lib.errors import JobsError
 
@@ -73,6 +73,12 @@ class AsyncSession(psycopg.AsyncConnection[Row]):
 
     answer_within: float | None = None
     server: int | None = None
+
+    def take_back(self) -> None:
+        """End a loan: what a handler has set for its own rows is set back."""
+        self.row_factory = cast("AsyncRowFactory[Row]", tuple_row)
+        self.cursor_factory = psycopg.AsyncCursor
+        self.server_cursor_factory = psycopg.AsyncServerCursor
 
     async def wait(self, gen: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
         """Wait as psycopg does, but not longer than that."""

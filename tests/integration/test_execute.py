@@ -13,8 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from psycopg.rows import dict_row
 
-from jobs_lib import Discard, Job, Snooze, exponential
+from jobs_lib import Discard, Job, Rate, Snooze, exponential
 from jobs_lib.errors import FencedError
 from tests.support.apps import HOME, count, executing, heard, make_app
 
@@ -567,3 +568,49 @@ def test_an_async_handler_out_of_time_is_cancelled_and_retried(
     with executing(app, HOME):
         wait_for(lambda: count(admin, "history") == 1, what="the second attempt ran")
     assert attempts == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_connection_that_a_handler_has_changed_is_as_new_for_what_follows(
+    app, admin, connect, wait_for, kind
+):
+    found: list[Any] = []
+    as_dicts: Any = dict_row
+    once, often = exponential(max_attempts=1), Rate(100)
+
+    if kind == "plain":
+
+        @app.job(retry=once)
+        def work(job: Job, text: str = "") -> None:
+            with job.transaction() as connection:
+                found.append(connection.execute("select 1 as n").fetchone())
+                connection.row_factory = as_dicts
+
+        @app.job(retry=once, rate=often)
+        def seldom(job: Job) -> None: ...
+
+    else:
+
+        @app.job(retry=once)
+        async def work(job: Job, text: str = "") -> None:
+            async with job.transaction() as connection:
+                answer = await connection.execute("select 1 as n")
+                found.append(await answer.fetchone())
+                connection.row_factory = as_dicts
+
+        @app.job(retry=once, rate=often)
+        async def seldom(job: Job) -> None: ...
+
+    with executing(app, HOME, workers=1):
+        # A large payload is read by itself, with the connection of the job before.
+        for text in ("", "x" * 20_000, ""):
+            before = count(admin, "history")
+            with connect() as connection:
+                work.enqueue(connection, text=text)
+            wait_for(lambda n=before: count(admin, "history") > n, what="it ended")
+        with connect() as connection:
+            seldom.enqueue(connection)
+        wait_for(lambda: count(admin, "history") == 4, what="all ended")
+    ends = admin.execute("select distinct outcome, attempt from jobs_lib.history")
+    assert ends.fetchall() == [("completed", 1)]
+    assert found == [(1,)] * 3

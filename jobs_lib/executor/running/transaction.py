@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import pq
-from psycopg.rows import tuple_row
 
 from jobs_lib.errors import (
     FencedError,
@@ -179,9 +178,7 @@ class OwnTransaction:
         try:
             with own_statement(connection, "opened", self._connections.answer_within):
                 opening = self._connections.opening(connection, self._job)
-                # Earlier handlers may have changed the connection's row factory.
-                cursor = connection.cursor(row_factory=tuple_row)
-                opened = cursor.execute(opening, prepare=False)
+                opened = connection.execute(opening, prepare=False)
                 if opened.nextset() and opened.description:
                     ((connection.server,),) = opened.fetchall()
             self._begun_at = time.monotonic()
@@ -198,6 +195,7 @@ class OwnTransaction:
     ) -> None:
         end_if_forked(self._connections.forks)
         connection = self._connection
+        connection.take_back()
         try:
             if error is None:
                 self._check(connection)
@@ -206,9 +204,8 @@ class OwnTransaction:
                     with own_statement(
                         connection, "checked", connections.answer_within
                     ):
-                        cursor = connection.cursor(row_factory=tuple_row)
-                        cursor.execute(connections.queries["find_overtaken"], asked)
-                        found = cursor.fetchall()
+                        query = connections.queries["find_overtaken"]
+                        found = connection.execute(query, asked).fetchall()
                     self._refuse_overtaken(found)
                 text = connections.completion(connection, self._job)
                 with committing(connection, connections.answer_within):
@@ -233,8 +230,7 @@ class OwnTransaction:
         try:
             with own_statement(connection, "opened", self._connections.answer_within):
                 opening = self._connections.opening(connection, self._job)
-                cursor = connection.cursor(row_factory=tuple_row)
-                opened = await cursor.execute(opening, prepare=False)
+                opened = await connection.execute(opening, prepare=False)
                 if opened.nextset() and opened.description:
                     ((connection.server,),) = await opened.fetchall()
             self._begun_at = time.monotonic()
@@ -251,6 +247,7 @@ class OwnTransaction:
     ) -> None:
         end_if_forked(self._connections.forks)
         connection = self._connection
+        connection.take_back()
         try:
             if error is None:
                 self._check(connection)
@@ -259,10 +256,8 @@ class OwnTransaction:
                     with own_statement(
                         connection, "checked", connections.answer_within
                     ):
-                        cursor = connection.cursor(row_factory=tuple_row)
-                        await cursor.execute(
-                            connections.queries["find_overtaken"], asked
-                        )
+                        query = connections.queries["find_overtaken"]
+                        cursor = await connection.execute(query, asked)
                         found = await cursor.fetchall()
                     self._refuse_overtaken(found)
                 text = connections.completion(connection, self._job)
