@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_RECORDS = 10_000
 """The most records of a block, as in the setting."""
+_LONGEST_HISTORY = timedelta(days=3_660)
+"""The longest history, as in the setting: upkeep refuses a longer one."""
 
 
 def choose_name(given: object, function: object, decorator: str) -> str:
@@ -259,10 +261,12 @@ def check_history(given: object, name: str) -> None:
     """
     if isinstance(given, bool):
         return
-    if not isinstance(given, timedelta) or given <= timedelta(0):
+    is_time = isinstance(given, timedelta)
+    if not is_time or not timedelta(0) < cast("timedelta", given) <= _LONGEST_HISTORY:
         raise ConfigurationError(
             f"the history of {name!r} is {given!r}: give True, False, or how long "
-            "finished jobs are kept, as in timedelta(days=3)"
+            f"finished jobs are kept, {_LONGEST_HISTORY.days:,} days at most, as in "
+            "timedelta(days=3)"
         )
 
 

@@ -170,6 +170,10 @@ def test_a_decorator_without_parentheses_is_refused(app, decorator):
         ({"rate": 5}, r"the rate of 'plain' is 5.*Rate\(5, per=60\)"),
         ({"history": 0.5}, "the history of 'plain' is 0.5: give True, False"),
         ({"history": timedelta(-1)}, "the history of 'plain' is"),
+        (
+            {"history": timedelta(3_660, 1)},
+            r"3660, seconds=1\): .* or how long .* 3,660 days at most",
+        ),
         ({"name": ""}, "'' is no name for a job type"),
         ({"name": "no spaces"}, "'no spaces' is no name for a job type"),
         ({"name": 7}, "the name given to @app.job is 7"),
