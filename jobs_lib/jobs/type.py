@@ -157,7 +157,7 @@ class JobType(Generic[P]):
         self.__name__ = getattr(function, "__name__", name)
 
     def __call__(
-        self, job: Job, *args: P.args, **kwargs: P.kwargs
+        self, job: Job, /, *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[None] | None:
         """Call the handler directly, without a queue."""
         return self.function(job, *args, **kwargs)
@@ -201,15 +201,15 @@ class JobType(Generic[P]):
         return other
 
     @overload
-    def enqueue(self, conn: Caller, *args: P.args, **kwargs: P.kwargs) -> int: ...
+    def enqueue(self, conn: Caller, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
 
     @overload
     def enqueue(
-        self, conn: AsyncCaller, *args: P.args, **kwargs: P.kwargs
+        self, conn: AsyncCaller, /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, int]: ...
 
     def enqueue(
-        self, conn: Caller | AsyncCaller, *args: P.args, **kwargs: P.kwargs
+        self, conn: Caller | AsyncCaller, /, *args: P.args, **kwargs: P.kwargs
     ) -> int | Coroutine[Any, Any, int]:
         """Insert a job in the transaction of ``conn``; returns the job's id.
 

@@ -266,7 +266,7 @@ class Jobs:
         enqueue = JobType.enqueue
 
         def enqueue_and_run(
-            job_type: JobType[Any], conn: Caller, *args: Any, **kwargs: Any
+            job_type: JobType[Any], conn: Caller, /, *args: Any, **kwargs: Any
         ) -> int:
             job_id = enqueue(job_type, conn, *args, **kwargs)
             ours = self.app.jobs.get(job_type.name)

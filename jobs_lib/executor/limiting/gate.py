@@ -179,12 +179,12 @@ class JobGate:
         """Wrap a handler so that it is called only while the job's gate is open."""
 
         @wraps(function)
-        def guarded(job: ClaimedJob, **values: Any) -> Any:
+        def guarded(job: ClaimedJob, /, **values: Any) -> Any:
             self._ensure_open(job)
             return function(job, **values)
 
         @wraps(function)
-        async def guarded_async(job: ClaimedJob, **values: Any) -> Any:
+        async def guarded_async(job: ClaimedJob, /, **values: Any) -> Any:
             self._ensure_open(job)
             return await function(job, **values)
 

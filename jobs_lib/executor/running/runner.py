@@ -420,7 +420,7 @@ def _surround(
 
 
 def _wrap(one: RunMiddleware, function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(job: ClaimedJob, **values: Any) -> Any | Awaitable[Any]:
+    def wrapped(job: ClaimedJob, /, **values: Any) -> Any | Awaitable[Any]:
         return one(job, partial(function, job, **values))
 
     return wrapped

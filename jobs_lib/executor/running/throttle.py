@@ -72,13 +72,13 @@ class Throttle:
         name = job_type.name
 
         @wraps(function)
-        def guarded(job: ClaimedJob, **values: Any) -> Any:
+        def guarded(job: ClaimedJob, /, **values: Any) -> Any:
             self._admit(job, name, limit)
             job.lane.ensure_may_begin()
             return function(job, **values)
 
         @wraps(function)
-        async def guarded_async(job: ClaimedJob, **values: Any) -> None:
+        async def guarded_async(job: ClaimedJob, /, **values: Any) -> None:
             await asyncio.to_thread(self._admit, job, name, limit)
             job.lane.ensure_may_begin()
             await function(job, **values)
