@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jobs_lib.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from jobs_lib.jobs.payload import Payload
 
 MOST = 1_000
 """The largest limit: each job that it lets run has a row of its own."""
@@ -39,3 +45,26 @@ class Workers:
     count separately, as for all other types."""
     name: str
     """Their name in the setting ``own_workers`` and in reports."""
+
+
+def check_default(name: str, payload: Payload) -> None:
+    """Refuse a default of a limit's parameter, other than None.
+
+    Claims read the value from the stored payload, which has no field for a parameter
+    that was left out. They count such a job under the empty value.
+
+    Args:
+        name: the limit's parameter.
+        payload: the type's payload.
+
+    Raises:
+        ConfigurationError: it has such a default.
+    """
+    default = payload.defaults.get(name)
+    if default is None or default == NAMELESS:
+        return
+    raise ConfigurationError(
+        f"the limit of {payload.type_name!r} is by its parameter {name!r}, whose "
+        f"default is {default!r}: a job that leaves it out would not count as one of "
+        "that value. Take the default away, or make it None and let the handler choose"
+    )

@@ -35,6 +35,7 @@ from jobs_lib.jobs.context import current_origin, current_place, trace_headers
 from jobs_lib.jobs.enqueue import Enqueuer, Entries, Entry
 from jobs_lib.jobs.grouping import Grouping, check_parameter
 from jobs_lib.jobs.job import Cancel, Discard, Job
+from jobs_lib.jobs.limit import check_default
 from jobs_lib.jobs.middleware import Draft, EnqueueMiddleware, call_middleware
 from jobs_lib.jobs.options import Options, Priority, check_headers
 
@@ -149,6 +150,7 @@ class JobType(Generic[P]):
             )
         if limit is not None and limit.parameter is not None:
             check_parameter(limit.parameter, self.payload, "limit")
+            check_default(limit.parameter, self.payload)
         self._group = None if group is None else Grouping(group, self.payload)
         self._history = history
         self._enqueuer = enqueuer

@@ -364,3 +364,13 @@ def test_a_limit_by_an_unknown_or_float_parameter_is_refused(app, parameter):
 
         @app.job(limit=(2, parameter))
         def call(job: Job, tenant: str, amount: float) -> None: ...
+
+
+def test_a_limit_by_a_parameter_with_a_value_as_default_is_refused(app):
+    @app.job(limit=(2, "tenant"))
+    def fetch(job: Job, tenant: str | None = None) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="'tenant', whose default is 'acme'"):
+
+        @app.job(limit=(2, "tenant"))
+        def call(job: Job, tenant: str = "acme") -> None: ...
