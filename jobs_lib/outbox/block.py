@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 LIVE, BATCH = 0, 1
 """The classes of rows: live ones leave before those of re-exports."""
@@ -22,10 +22,11 @@ LiveRow: TypeAlias = "tuple[Any, ...]"
 The time is JSON, in UTC; the size is set if the value was not read with the row.
 """
 BatchRow: TypeAlias = "tuple[Any, ...]"
-"""(id, ctid, topic, key, entity, re-export, superseded, its state, held, time, version,
+"""(id, ctid, topic, key, entity, re-export, newer, its state, held, time, version,
 cause, source), as read.
 
-The state and the source are those of the re-export.
+The state and the source are those of the re-export. ``newer`` tells whether a live row
+that waits, or has left, is newer; None if there is none.
 """
 Message: TypeAlias = (
     "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
@@ -202,25 +203,50 @@ def make_messages(records: Records) -> Iterator[Message]:
 
 
 class BatchRows:
-    """Rows of re-exports, sorted into held, dropped and waiting ones."""
+    """Rows of re-exports, sorted into held, dropped, waiting and left ones."""
 
-    def __init__(self, rows: Iterable[BatchRow]) -> None:
-        """Sort the rows, which stay in the order in which they were read."""
+    def __init__(self, rows: Iterable[BatchRow], known: Set[int] | None = None) -> None:
+        """Sort the rows, which stay in the order in which they were read.
+
+        Args:
+            rows: as they were read.
+            known: ids of the rows that were there when the block's live rows were read.
+                Only these are dropped because of a live row: the state that was loaded
+                for it may lack the change of another one. None: all.
+        """
         self.reexports: set[int] = set()
+        """The re-exports of the rows that are not left."""
         self.held: list[Row] = []
         self.dropped: list[Row] = []
         self.waiting: dict[int, list[BatchRow]] = {}
         """By re-export: the rows that leave as its rate allows."""
+        self.left = 0
+        """How many stay in the outbox until the live rows of their keys have left."""
         for row in rows:
-            row_id, place, _, _, _, reexport_id, superseded, state, held, *_ = row
+            row_id, place, _, _, _, reexport_id, newer, state, held, *_ = row
+            is_over = state in (None, "cancelled")
+            if not is_over and newer is not None:
+                is_over = newer and (known is None or row_id in known)
+                if not is_over:
+                    self.left += 1
+                    continue
             self.reexports.add(reexport_id)
             # Drop these even when they are held: no consumer needs them.
-            if superseded or state in (None, "cancelled"):
+            if is_over:
                 self.dropped.append((BATCH, row_id, place))
             elif held:
                 self.held.append((BATCH, row_id, place))
             else:
                 self.waiting.setdefault(reexport_id, []).append(row)
+
+    def share(self, room: int) -> dict[int, int]:
+        """Share the room of a block: how many rows of each re-export may leave."""
+        shares = {}
+        smallest_first = sorted(self.waiting.items(), key=lambda one: len(one[1]))
+        for place, (reexport_id, rows) in enumerate(smallest_first):
+            shares[reexport_id] = min(len(rows), room // (len(smallest_first) - place))
+            room -= shares[reexport_id]
+        return shares
 
 
 class Hold(NamedTuple):

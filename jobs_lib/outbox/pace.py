@@ -13,6 +13,8 @@ _QUIET_SECONDS = 1.0
 """When no live row has come for so long, none is expected."""
 _SPENT_SECONDS = 0.1
 """How long a re-export is passed over after its rate granted it too few records."""
+_MOST_LEFT = 10_000
+"""So many rows that must wait for live ones keep none behind them back."""
 
 
 class BatchPace:
@@ -28,6 +30,7 @@ class BatchPace:
         """When a live row was read last."""
         self._spent_until: dict[int, float] = {}
         self._rests_until: dict[int, float] = {}
+        self._left: dict[int, int] = {}
 
     def note_live(self) -> None:
         """Note that live rows come: they wait for each block."""
@@ -55,6 +58,14 @@ class BatchPace:
     def rests(self, shard: int) -> bool:
         """Whether no row of a re-export in a shard could be sent a moment ago."""
         return self._rests_until.get(shard, 0.0) > time.monotonic()
+
+    def note_left(self, shard: int, rows: int) -> None:
+        """Note how many of the rows that were read wait for live rows of their keys."""
+        self._left[shard] = min(rows, _MOST_LEFT)
+
+    def find_left(self, shard: int) -> int:
+        """How many rows of the shard waited for live rows at the last read."""
+        return self._left.get(shard, 0)
 
     def spend(self, reexport_id: int) -> None:
         """Pass a re-export over, since its rate granted it too few records."""

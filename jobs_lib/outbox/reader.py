@@ -8,6 +8,7 @@ from jobs_lib.outbox.block import (
     BATCH,
     ENTITY,
     HELD,
+    ID,
     KEY_OF_TOPIC,
     LIVE,
     SIZE,
@@ -126,7 +127,8 @@ class Reader:
         parameters = self.own(shard, epoch) | self._settling
         parameters["server"] = start.server
         # One snapshot for the live rows and the states of id-only rows: otherwise a
-        # state newer than the live rows of its key would be sent before them.
+        # state newer than the live rows of its key would be sent before them. And for
+        # the rows of re-exports whose changes those states have.
         with connection.transaction():
             live = connection.execute(
                 self._database.queries["read_live"],
@@ -149,48 +151,65 @@ class Reader:
                 block.outgoing = PlainRows(fitting, heads)
             else:
                 self._add_live(connection, block, fitting, heads)
-        has_room = len(fitting) == len(live) < self._limit
-        if batch and has_room and not self.pace.rests(shard):
-            parameters["batch_from"] = start.batch
-            self._read_batch(connection, block, parameters)
+            has_room = len(fitting) == len(live) < self._limit
+            if not batch or not has_room or self.pace.rests(shard):
+                return block
+            parameters |= self._limit_batch(shard) | {"batch_from": start.batch}
+            rows = self._read_batch(connection, parameters)
+        self._take_batch(connection, block, parameters, rows)
         return block
 
+    def _limit_batch(self, shard: int) -> dict[str, Any]:
+        """The parameters that say how many rows of re-exports are read, and of which."""
+        return {
+            # Rows that were left a moment ago lie in front of those that may leave.
+            "limit": self.pace.limit + self.pace.find_left(shard),
+            "spent": int_array(self.pace.find_spent()),
+        }
+
     def _read_batch(
+        self, connection: psycopg.Connection[Any], parameters: Mapping[str, Any]
+    ) -> list[BatchRow]:
+        query = self._database.queries["read_batch"]
+        return connection.execute(
+            query, parameters, prepare=True, binary=True
+        ).fetchall()
+
+    def _take_batch(
         self,
         connection: psycopg.Connection[Any],
         block: Block,
         parameters: Mapping[str, Any],
+        rows: list[BatchRow],
     ) -> None:
-        """Add as many rows of re-exports to a block as their rates allow."""
-        given = {
-            **parameters,
-            "limit": self.pace.limit,
-            "spent": int_array(self.pace.find_spent()),
-        }
+        """Add as many rows of re-exports to a block as their rates allow.
 
-        def read() -> list[BatchRow]:
-            query = self._database.queries["read_batch"]
-            return connection.execute(
-                query, given, prepare=True, binary=True
-            ).fetchall()
-
-        found = BatchRows(read())
+        Args:
+            connection: in autocommit mode.
+            block: has its live rows.
+            parameters: of the query that has read the rows.
+            rows: of re-exports, in the snapshot of the live rows.
+        """
+        found = BatchRows(rows)
+        self.pace.note_left(block.shard, found.left)
         # Records are taken from the rate's bucket outside any snapshot: other relay
         # threads take from it, too, and must neither wait for a snapshot nor fail
         # because of one. And on this connection: threads that hold one connection and
         # wait for a second one would block each other.
         allowed = {
-            reexport_id: self._take_records(connection, reexport_id, len(waiting))
-            for reexport_id, waiting in found.waiting.items()
+            reexport_id: self._take_records(connection, reexport_id, wanted)
+            for reexport_id, wanted in found.share(self.pace.limit).items()
         }
         if not (any(allowed.values()) or found.held or found.dropped):
             # Live rows of other shards would wait while this is asked again and again.
             self.pace.rest(block.shard)
             return
+        known = {*map(ID, rows)}
         # Then read again, in one snapshot with the states: a row with a newer live row
         # by now must be dropped.
         with connection.transaction():
-            self._add_batch(connection, block, read(), allowed)
+            again = BatchRows(self._read_batch(connection, parameters), known)
+            self._add_batch(connection, block, again, allowed)
 
     def read_held(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
@@ -339,10 +358,9 @@ class Reader:
         self,
         connection: psycopg.Connection[Any],
         block: Block,
-        rows: list[BatchRow],
+        found: BatchRows,
         allowed: Mapping[int, int],
     ) -> None:
-        found = BatchRows(rows)
         block.reexports |= found.reexports
         block.behind += found.held
         block.dropped += found.dropped

@@ -281,11 +281,32 @@ cross join lateral (
     where o.shard = %(shard)s and o.class = c.class and o.id = d.id offset 0
 ) row
 
+-- part: newer
+-- Whether the row `o` comes too late. Null: no live row of its key waits. False: those
+-- that wait carry a state that may be older, so the row must leave behind them. A live
+-- row is newer if it was written later, or if its state, too, is read when it leaves. A
+-- staged state is not the table's: its version decides once the live row has left. A
+-- stale key has records of its own again.
+case when o.overtaken then true when exists (
+    -- Most keys have none, and one look may answer for all rows.
+    select from {schema}.outbox l
+    where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
+) then (
+    select bool_or(
+        l.id > o.id or o.stale or (
+            l.entity is not distinct from o.entity
+            and not (o.source = 'frame' and o.cause = 'reexport')
+        )
+    )
+    from {schema}.outbox l
+    where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
+) end
+
 -- name: read_batch
--- Rows of re-exports: their state is read when they are sent. A row is dropped if a live
--- row of its key waits, because that one has the newer state, or has left. Each re-export that may
--- send now is read from its own first row on, so that however many rows of others lie in
--- front, none is read. The block takes a row of each in turn.
+-- Rows of re-exports: their state is read when they are sent. A row is dropped if the
+-- topic has something newer of its key, or if a live row that waits has it (`newer`).
+-- Each re-export that may send now is read from its own first row on, so that however
+-- many rows of others lie in front, none is read. The block takes a row of each in turn.
 with recursive present (reexport_id) as (
     -- Leap from one re-export to the next along the index: those that ended or were
     -- deleted leave rows, too, which are dropped. If an old snapshot keeps deleted rows,
@@ -303,14 +324,10 @@ with recursive present (reexport_id) as (
     ) from present p where p.reexport_id is not null
 )
 select o.id, o.ctid, o.topic, o.key, o.entity, o.reexport_id,
-    exists (
-        select from {schema}.outbox l
-        where l.shard = o.shard and l.topic = o.topic and l.key = o.key and l.class = 0
-    ) or o.overtaken as superseded,
-    o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text, o.version,
+    {newer} as newer, o.state, {held} as held, to_json(o.created_at at time zone 'UTC')::text, o.version,
     o.cause, o.source
 from (
-    select o.*, x.state, x.source, {overtaken} as overtaken
+    select o.*, x.state, x.source, x.stale, {overtaken} as overtaken
     from (
         select few.id, (
             select r.state from {schema}.reexports r where r.id = few.id

@@ -44,6 +44,19 @@ def test_a_topic_that_was_lost_is_filled_again(shop, admin, kafka_admin):
     assert shop.read_newest() == shop.read_table()
 
 
+@pytest.mark.guarantee("W33")
+def test_a_change_that_is_given_behind_a_waiting_live_one_is_sent(shop, connect):
+    with connect() as connection:
+        shop.change(connection, 7, 1)
+    with connect() as connection:
+        shop.app.reexport_changes(connection, "items", rate=600_000)
+        connection.execute("update items set name = 'bulk', version = 12 where id = 7")
+        shop.topic.send_current(connection, key="7")
+    with running(shop.app, "relay"):
+        shop.await_end()
+    assert shop.read_newest()["7"] == shop.read_table()["7"]
+
+
 @pytest.mark.guarantee("W23")
 def test_a_topic_with_wrong_states_is_right_again(shop, bootstrap_servers):
     wrong = [(str(n), {"id": n, "name": "wrong", "version": 1}) for n in range(1, 50)]
