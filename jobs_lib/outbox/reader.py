@@ -160,7 +160,7 @@ class Reader:
         return block
 
     def _limit_batch(self, shard: int) -> dict[str, Any]:
-        """The parameters that say how many rows of re-exports are read, and of which."""
+        """The parameters that say how many rows of re-exports are read."""
         return {
             # Rows that were left a moment ago lie in front of those that may leave.
             "limit": self.pace.limit + self.pace.find_left(shard),
