@@ -247,18 +247,27 @@ def list_partitions(
 
 
 def read_topic_ids(
-    settings: Settings, topics: Iterable[str], timeout: float = 5.0
+    settings: Settings,
+    topics: Iterable[str],
+    timeout: float = 5.0,
+    client: AdminClient | None = None,
 ) -> dict[str, UUID]:
     """Read the ids of topics. One that is deleted and made anew has another id.
 
     Topics that are missing or not visible are left out, and all topics of a broker that
     knows no ids.
 
+    Args:
+        settings: where Kafka is.
+        topics: by their names in Kafka.
+        timeout: seconds.
+        client: asks; None for one that is made for this question.
+
     Raises:
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
     # Keep the client until the answers are there: a deleted client gives none.
-    admin = cast("Any", make_admin(settings))
+    admin = cast("Any", client or make_admin(settings))
     asked = TopicCollection(list(topics))
     ids: dict[str, UUID] = {}
     for topic, future in admin.describe_topics(asked, request_timeout=timeout).items():

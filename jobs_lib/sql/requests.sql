@@ -41,8 +41,9 @@ where topic = %(topic)s and id = %(id)s and attempts = %(attempts)s
     and record_offset is null
 
 -- name: read_next_offsets
--- How far these groups have handled a partition; no row where one has not begun.
-select o.next_offset
+-- How far these groups have handled a partition, and of which topic; no row where one
+-- has not begun.
+select o.next_offset, o.topic_id
 from {schema}.offsets o
 where o.topic = %(topic)s and o.partition = %(partition)s
     and o.consumer_group = any (%(groups)s::text[]) and o.next_offset is not null

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.streams.requests import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from uuid import UUID
 
     import psycopg
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from jobs_lib.streams.log import Log
     from jobs_lib.streams.steps import Steps
     from jobs_lib.streams.stream import Check, Stream
+
+
+class _End(NamedTuple):
+    """The end of the partition of an event."""
+
+    partition: int
+    offset: int
 
 
 class Checker:
@@ -77,24 +85,44 @@ class Checker:
                     check(event.key, value, connection)
             if current is None or end is None:
                 return False
-            if not self._has_read(connection, event, *end):
+            read = self._read_offsets(connection, event, end.partition)
+            if read is None or any(offset < end.offset for offset, _ in read):
                 return False
             state = stream.encode(current(event.key, connection))
-        return digest(replace(event, content=stream.show(state))) == digest(event)
+        if digest(replace(event, content=stream.show(state))) != digest(event):
+            return False
+        return self._are_of_topic(read, event, end)
 
-    def _read_end(self, event: Event) -> tuple[int, int]:
+    def _read_end(self, event: Event) -> _End:
         partition = self._log.choose_partition(event)
         _, end = self._log.read_range(event.topic, partition)
-        return partition, end
+        return _End(partition, end)
 
-    def _has_read(
-        self,
-        connection: psycopg.Connection[Any],
-        event: Event,
-        partition: int,
-        end: int,
+    def _are_of_topic(
+        self, read: list[tuple[int, UUID | None]], event: Event, end: _End
     ) -> bool:
-        """Whether the app's consumers have handled all before the partition's end."""
+        """Whether offsets are of the topic that there is now.
+
+        Its consumers may not have noticed yet that it was made anew, or that it has
+        lost its last records: then the table says nothing of its events.
+        """
+        furthest = max(offset for offset, _ in read)
+        # They may have read on since.
+        if furthest > end.offset and furthest > self._read_end(event).offset:
+            return False
+        known = {id_ for _, id_ in read if id_ is not None}
+        if not known:
+            return True
+        current = self._log.read_id(event.topic)
+        return current is None or known == {current}
+
+    def _read_offsets(
+        self, connection: psycopg.Connection[Any], event: Event, partition: int
+    ) -> list[tuple[int, UUID | None]] | None:
+        """Read the next offset of each of the app's consumers, and of which topic.
+
+        Returns None if one has not begun.
+        """
         groups = self._read_groups(event.topic)
         if not groups:
             raise ConfigurationError(
@@ -106,7 +134,7 @@ class Checker:
         rows = connection.execute(
             self._queries()["read_next_offsets"], values
         ).fetchall()
-        return len(rows) == len(groups) and all(offset >= end for (offset,) in rows)
+        return rows if len(rows) == len(groups) else None
 
 
 def refuse_async(check: Check) -> None:

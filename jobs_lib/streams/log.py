@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from jobs_lib.errors import OffsetError, TopicError, UnknownPublishError
-from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.client import (
+    make_admin,
+    make_consumer,
+    poll_events,
+    read_topic_ids,
+)
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.kafka.refusal import explain, missing_topics, no_answer
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from uuid import UUID
+
+    from confluent_kafka.admin import AdminClient
 
     from jobs_lib.errors import AccessError
     from jobs_lib.settings import Settings
@@ -63,6 +71,7 @@ class Log:
         self._lock = threading.Lock()
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._client: tuple[int, Consumer] | None = None
+        self._admin: tuple[int, AdminClient] | None = None
         self._counts: dict[str, tuple[int, float, int]] = {}
         """By topic: in which period and when Kafka was asked, and how many partitions
         it had."""
@@ -73,6 +82,7 @@ class Log:
         """Close the client; the next question opens another one."""
         with self._lock:
             found, self._client = self._client, None
+            self._admin = None
         if found is not None and found[0] == os.getpid():
             found[1].close()
 
@@ -116,6 +126,21 @@ class Log:
             topic,
             lambda client: client.get_watermark_offsets(place, timeout=self._seconds),
         )
+
+    def read_id(self, topic: str) -> UUID | None:
+        """Ask for the id of a topic: one that was made anew has another id.
+
+        Returns None if it is not visible, or if the broker knows no ids.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        with self._lock:
+            if self._admin is None or self._admin[0] != os.getpid():
+                self._admin = os.getpid(), make_admin(self._settings)
+            client = self._admin[1]
+        poll_events(client)
+        return read_topic_ids(self._settings, [topic], self._seconds, client).get(topic)
 
     def find_request(
         self, event: Event, partition: int, start: int, request: str

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -229,6 +230,26 @@ def test_a_change_back_is_sent_while_the_table_is_behind(
     assert tenants.publish("t1", ADA).changed
     log = [one.json["country"] for one in read_log(tenants.name)]
     assert log == ["DE", "FR", "DE"]
+
+
+@pytest.mark.guarantee("T8")
+@pytest.mark.parametrize(
+    ("offset", "topic_id"), [(1_000, None), (0, uuid4())], ids=["beyond", "other id"]
+)
+def test_a_table_of_the_topic_before_says_nothing_of_one_that_was_made_anew(
+    declare, read_log, admin, offset, topic_id
+):
+    _, tenants = declare(current=read_tenant)
+    admin.execute("insert into tenants values ('t1', 1, %s, %s)", (ADA.email, "DE"))
+    admin.execute(
+        "insert into jobs_lib.offsets"
+        " (consumer_group, topic, partition, next_offset, topic_id)"
+        " select %(topic)s, %(topic)s, n, %(offset)s, %(id)s"
+        " from generate_series(0, 1) n",
+        {"topic": tenants.name, "offset": offset, "id": topic_id},
+    )
+    assert tenants.publish("t1", ADA).changed
+    assert len(read_log(tenants.name)) == 1
 
 
 def test_current_without_a_consumer_is_refused(make, name, tables):
