@@ -2,10 +2,12 @@
 -- of its own: it must be committed before the event is sent.
 
 -- name: find_request
-select digest, partition, search_from, attempts, record_offset,
-    sent_until < clock_timestamp() as is_over
-from {schema}.requests
-where topic = %(topic)s and id = %(id)s
+select r.digest, r.partition, r.search_from, r.attempts, r.record_offset,
+    r.sent_until < clock_timestamp() as is_over, (
+        select s.send_seconds from {schema}.streams s where s.topic = r.topic
+    )
+from {schema}.requests r
+where r.topic = %(topic)s and r.id = %(id)s
 
 -- name: add_request
 -- Of several at once, one adds it; the others wait for its answer.

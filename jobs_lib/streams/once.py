@@ -74,6 +74,31 @@ class _Target(NamedTuple):
     """When it was chosen, by ``time.monotonic()``."""
 
 
+class _Watch:
+    """Watches the newest attempt of a request, and tells when its time is over.
+
+    The database tells it by its own clock, and too late if that was set back. An
+    attempt that was seen for as long as any sender may take is over all the same.
+
+    Args:
+        seconds: how long a sender of this process may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._seen: tuple[str, int] | None = None
+        self._since = 0.0
+
+    def judge(self, request: str, known: Remembered) -> Remembered:
+        """Return what is known of a request, with the end of its sender's time."""
+        if self._seen != (request, known.attempts):
+            self._seen, self._since = (request, known.attempts), time.monotonic()
+        seconds = max(self._seconds, known.send_seconds or 0.0)
+        if time.monotonic() > self._since + seconds:
+            return replace(known, is_over=True)
+        return known
+
+
 class Once:
     """Publishes the events of requests.
 
@@ -122,6 +147,7 @@ class Once:
         event = replace(call.event, headers=[*call.event.headers, header])
         call = replace(call, event=event)
         until = time.monotonic() + 2 * self._seconds
+        watch = _Watch(self._seconds)
         pause = _FIRST_PAUSE
         while True:
             known = yield partial(self._requests.find, call.event, call.id)
@@ -129,7 +155,7 @@ class Once:
                 answer = yield from self._send_first(call)
             else:
                 _refuse_other(call, known)
-                answer = yield from self._go_on(call, known)
+                answer = yield from self._go_on(call, watch.judge(call.id, known))
             if answer is not None:
                 return answer
             if time.monotonic() > until:
@@ -155,12 +181,13 @@ class Once:
             UnknownPublishError: there is no answer in time.
         """
         number, newest = 0, None
-        until = time.monotonic() + self._seconds
+        until = time.monotonic() + 2 * self._seconds
+        watch = _Watch(self._seconds)
         while True:
             id_ = number_request(call.id, number + 1)
             known = yield partial(self._requests.find, call.event, id_)
             if known is not None:
-                number, newest = number + 1, known
+                number, newest = number + 1, watch.judge(id_, known)
                 continue
             if newest is None or newest.digest == digest(call.event):
                 number = max(number, 1)

@@ -42,6 +42,8 @@ class Remembered:
     record_offset: int | None
     is_over: bool
     """Whether its sender's time is over."""
+    send_seconds: float | None
+    """How long any sender may take to this topic; None if nobody has noted it."""
 
     @property
     def is_settled(self) -> bool:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.streams.requests import Requests
 from tests.support import brokers
 from tests.support.apps import make_app
+from tests.support.clock import Clock
 from tests.support.records import Seen, produce, read_topic
 
 if TYPE_CHECKING:
@@ -63,6 +65,20 @@ def read_log(own_broker) -> Callable[..., list[Seen]]:
         return [one for one in seen if key in (None, one.key)]
 
     return read
+
+
+@pytest.fixture
+def passing(monkeypatch) -> Clock:
+    """The clock of publishes: a second passes with each look at a request."""
+    clock, find = Clock(), Requests.find
+
+    def look(self, *args):
+        clock.now += 1
+        return find(self, *args)
+
+    monkeypatch.setattr("jobs_lib.streams.once.time", clock)
+    monkeypatch.setattr(Requests, "find", look)
+    return clock
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from jobs_lib.ownership.lease import Lease, NotBegun
 from tests.support.apps import count, heard, running
 from tests.support.claimed import make_claimed
 from tests.support.processes.processors import JOB_STEPS, PLANS, SOON, declare_change
+from tests.support.processes.publishers import SET_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,6 +174,20 @@ def test_the_last_event_of_what_is_handled_again_is_what_it_said_last(
     ).fetchone()
     assert waited
     assert [one.json for one in read_log(name, "t1")] == ["a", "b", "a", "c"]
+
+
+@pytest.mark.guarantee("S3")
+def test_a_clock_that_was_set_back_lets_a_later_event_follow_that_of_a_dead_sender(
+    make, name, admin, read_log, passing
+):
+    stream, cause = make(publish_timeout=10).stream(name), Again()
+    stream.publish("t1", "a", by=cause)
+    admin.execute(SET_BACK)
+    admin.execute("update jobs_lib.streams set send_seconds = 15")
+    asked_at = passing.now
+    stream.publish("t1", "b", by=cause)
+    assert passing.now > asked_at + 15
+    assert [one.json for one in read_log(name)] == ["a", "b"]
 
 
 @pytest.mark.guarantee("S3")

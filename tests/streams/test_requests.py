@@ -24,7 +24,7 @@ from jobs_lib.service.maintenance import Maintenance
 from jobs_lib.streams.log import Log
 from jobs_lib.streams.requests import Requests
 from tests.support.canary import VALUE
-from tests.support.processes.publishers import MAY_PUBLISH, STEPS
+from tests.support.processes.publishers import MAY_PUBLISH, SET_BACK, STEPS
 from tests.support.records import produce
 from tests.support.topics import make_anew
 from tests.support.waiting import linger
@@ -374,6 +374,21 @@ def test_a_sender_that_stood_still_lets_another_one_send(
     monkeypatch.setattr(Requests, "add", stand_still)
     assert stream.publish("t1", STATE, request="r1").offset == 0
     assert stopped.is_set()
+    assert len(read_log(name)) == 1
+
+
+@pytest.mark.guarantee("T14")
+def test_a_clock_that_was_set_back_keeps_no_request_of_a_dead_sender(
+    make, admin, name, read_log, passing
+):
+    stream = make(publish_timeout=10).stream(name)
+    first = stream.publish("t1", STATE, request="r1")
+    admin.execute(SET_BACK)
+    # Another process may take longer than this one.
+    admin.execute("update jobs_lib.streams set send_seconds = 15")
+    asked_at = passing.now
+    assert stream.publish("t1", STATE, request="r1") == first
+    assert passing.now > asked_at + 15
     assert len(read_log(name)) == 1
 
 

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 MAY_PUBLISH = "create table may_publish ()"
 """Once there is this table, all processes publish at once."""
+SET_BACK = (
+    "update jobs_lib.requests set record_offset = null,"
+    " sent_until = clock_timestamp() + interval '1 hour'"
+)
+"""As if all senders had died, and then the database's clock were set back."""
 STEPS = [
     "remembered",  # the request is in the table, and its event not sent
     "sent",  # the client has the event, and Kafka perhaps
