@@ -164,6 +164,10 @@ let_go as (
         select id from removed where type = any (%(done_types)s::text[])
     )
 ),
+-- A request to stop ends with the job: if an operator retries it, it shall run.
+asked as (
+    delete from {schema}.cancellations where id in (select id from removed)
+),
 kept as (
     insert into {schema}.discarded (
         id, origin, type, "group", attempt, priority, payload, headers, unique_key,

@@ -340,6 +340,10 @@ inserted as (
 ),
 gone as (
     delete from {schema}.discarded d using inserted i where d.id = i.id
+),
+-- The last word counts. The discard has not seen a request that was made meanwhile.
+asked as (
+    delete from {schema}.cancellations where id in (select id from inserted)
 )
 select c.id, i.id is not null from chosen c left join inserted i using (id) order by 1
 
@@ -375,10 +379,14 @@ j.state = 'scheduled' and j.run_at > %(until)s
 with chosen as materialized (
     select row.* from {schema}.find_jobs(%(ids)s::bigint[]) f
     cross join lateral (
-        select j.ctid as at, j.run_at from {schema}.jobs j
+        select j.id, j.ctid as at, j.run_at from {schema}.jobs j
         where j.origin = f.origin and j.id = f.id and {may_be_retried}
         offset 0 for no key update skip locked
     ) row
+),
+-- Whoever names a job wants it to run, even if its last attempt was asked to stop.
+asked as (
+    delete from {schema}.cancellations where id in (select id from chosen)
 )
 update {schema}.jobs j set run_at = clock_timestamp()
 from chosen where j.ctid = chosen.at

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from jobs_lib import Discard
 from jobs_lib.errors import FencedError, OperatingError
-from jobs_lib.operating import cancel, explain
-from tests.operating.helpers import add_claim, add_job, add_owner
-from tests.support.apps import HOME, executing, make_app
+from jobs_lib.operating import Filter, cancel, explain, retry
+from tests.operating.helpers import add_claim, add_discarded, add_job, add_owner
+from tests.support.apps import HOME, count, executing, make_app
 
 if TYPE_CHECKING:
     from jobs_lib import Job
+
+LATER = datetime.now(UTC) + timedelta(days=1)
 
 
 def test_a_waiting_job_goes_and_the_history_says_so(database, connect):
@@ -138,3 +142,57 @@ def test_every_job_is_either_cancelled_or_runs_while_executors_claim(
     assert row[0] >= sum(one == "cancelled" for one in became.values())
     assert ran == (400 - row[0],)
     assert lost == []
+
+
+@pytest.mark.guarantee("J14")
+def test_a_job_that_was_asked_to_stop_and_is_retried_runs_to_its_end(
+    database, database_url, connect, wait_for
+):
+    app = make_app(database_url)
+    inside, asked = threading.Event(), threading.Event()
+    runs: list[bool] = []
+
+    @app.job()
+    def work(job: Job) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert asked.wait(30)
+            raise Discard("it ends with its own error")
+        runs.append(job.cancel_requested)
+
+    admin = connect(autocommit=True)
+    with connect() as connection:
+        job = work.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(inside.is_set, what="it runs")
+        assert cancel(database, [job]) == {job: "requested"}
+        asked.set()
+        wait_for(lambda: explain(database, job).codes == ["discarded"], what="its end")
+        assert count(admin, "cancellations") == 0
+        assert retry(database, [job]).retried == 1
+        wait_for(lambda: explain(database, job).codes == ["finished"], what="its run")
+    assert runs == [False]
+    outcomes = admin.execute("select outcome from jobs_lib.history order by 1")
+    assert outcomes.fetchall() == [("completed",), ("discarded",)]
+
+
+@pytest.mark.guarantee("J14")
+def test_a_retry_takes_back_the_request_to_stop_only_if_the_job_is_named(
+    database, connect
+):
+    admin = connect(autocommit=True)
+    later = {"state": "scheduled", "run_at": LATER, "errors": '[{"error": "E"}]'}
+    named, chosen = add_job(admin, **later), add_job(admin, **later)
+    # The request came while the discard was written, which did not see it.
+    discarded, conflict = add_discarded(admin), add_discarded(admin, unique_key="k")
+    add_job(admin, unique_key="k")
+    for job in (named, chosen, discarded, conflict):
+        admin.execute(
+            "insert into jobs_lib.cancellations (id, origin) values (%s, 'local/3')",
+            (job,),
+        )
+    assert retry(database, [named, discarded, conflict]).retried == 2
+    left = "select id from jobs_lib.cancellations order by 1"
+    assert admin.execute(left).fetchall() == [(chosen,), (conflict,)]
+    assert retry(database, filter=Filter(error="E")).retried == 1
+    assert admin.execute(left).fetchall() == [(chosen,), (conflict,)]
