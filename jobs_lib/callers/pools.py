@@ -23,6 +23,7 @@ from jobs_lib.postgres.database import (
     settle_isolation,
     settle_isolation_async,
 )
+from jobs_lib.postgres.session import AsyncSession, Session
 from jobs_lib.reasons import POOLER, find_reason, hints_at_pooler
 from jobs_lib.settings import require_database_url
 
@@ -105,7 +106,7 @@ class Pools:
                 timeout=_WAIT,
                 connection_class=_AsyncPooled,
                 kwargs={"opened": opened, **self._options(settings)},
-                configure=partial(settle_isolation_async, stays=not settings.pgbouncer),
+                configure=partial(settle_isolation_async, **_settle(settings)),
                 check=_check_async,
                 open=False,
             )
@@ -169,7 +170,7 @@ class Pools:
             timeout=_WAIT,
             connection_class=_Pooled,
             kwargs=self._options(settings),
-            configure=partial(settle_isolation, stays=not settings.pgbouncer),
+            configure=partial(settle_isolation, **_settle(settings)),
             check=_check,
             open=True,
         )
@@ -185,7 +186,11 @@ class Pools:
         }
 
 
-class _Pooled(psycopg.Connection[Row]):
+def _settle(settings: Settings) -> dict[str, Any]:
+    return {"stays": not settings.pgbouncer, "within": settings.database_timeout}
+
+
+class _Pooled(Session[Row]):
     """Notes why connecting fails: the pool itself only reports a timeout."""
 
     @classmethod
@@ -195,7 +200,7 @@ class _Pooled(psycopg.Connection[Row]):
             return super().connect(conninfo, **options)
 
 
-class _AsyncPooled(psycopg.AsyncConnection[Row]):
+class _AsyncPooled(AsyncSession[Row]):
     """Notes why connecting fails, on an event loop."""
 
     @classmethod

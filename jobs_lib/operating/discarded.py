@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.listing import Filter
-from jobs_lib.operating.session import bounded
+from jobs_lib.operating.session import bounded, read_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,13 +68,11 @@ def _batches(
         raise OperatingError(f"a batch has 1 job or more, not {batch}")
     queries = database.queries
     with database.connect("discarded") as connection:
-        now = connection.execute(queries["database_time"]).fetchone()
-        assert now is not None
         values = {
             **asdict(filter or Filter()),
             "ids": None if ids is None else sorted(set(ids)),
             # A job that fails again meanwhile is not taken a second time.
-            "until": now[0],
+            "until": read_time(connection, database),
             "after": 0,
             "limit": batch,
         }

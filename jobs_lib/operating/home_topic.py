@@ -55,7 +55,7 @@ def declare_topic(
     """
     database = app.database()
     with (
-        database.connect("topics") as connection,
+        database.connect("topics", answer_within=database.timeout) as connection,
         _explain_open_transactions(wait),
         connection.transaction(),
     ):
@@ -81,6 +81,8 @@ def declare_topic(
             )
         if not home or is_home:
             return 0
+        # A move may take long.
+        connection.answer_within = None
         # Jobs of open transactions count as well, though they are not visible yet.
         _lock_home(connection, database.queries, wait)
         return _move_home(connection, database.queries, (topic, count), move)
@@ -131,8 +133,10 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
             transaction stayed open for longer; nothing is changed.
     """
     database = app.database()
-    with database.connect("topics") as connection:
+    with database.connect("topics", answer_within=database.timeout) as connection:
         _check_kafka(app, _read_home(connection, database.queries)[0], partitions)
+        # A move may take long.
+        connection.answer_within = None
         with _explain_open_transactions(wait), connection.transaction():
             return _move(connection, database.queries, partitions, wait)
 

@@ -50,7 +50,7 @@ def place_tables(app: App) -> Database:
         UnavailableError: it does not answer.
     """
     database = Database.of(app.settings)
-    with database.connect("versions") as connection:
+    with database.connect("versions", answer_within=database.timeout) as connection:
         versions.place(connection, database.queries, app.consumers)
     return database
 

@@ -11,7 +11,7 @@ from jobs_lib.jobs.job import RateLimited, Snooze
 from jobs_lib.operating.discarded import BATCH, move_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.listing import LIMIT, Filter, list_jobs
-from jobs_lib.operating.session import bounded
+from jobs_lib.operating.session import bounded, read_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -98,7 +98,7 @@ def _bring_forward(
 ) -> Iterator[list[int]]:
     """Make scheduled jobs due, a transaction for each batch; yields the ids of each."""
     with database.connect("retry") as connection:
-        (now,) = connection.execute(database.queries["database_time"]).fetchone() or ()
+        now = read_time(connection, database)
         values = {
             **asdict(filter),
             # A job that fails again meanwhile is not taken a second time.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
@@ -12,6 +12,7 @@ from jobs_lib.postgres.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
     from jobs_lib.postgres.database import Database
 
@@ -44,7 +45,7 @@ def bounded(
     patience = LOCK_SECONDS if lock_seconds is None else lock_seconds
     if isinstance(connection, Session) and connection.answer_within is None:
         # A silent server does not end statements either.
-        connection.answer_within = STATEMENT_SECONDS + database.timeout
+        connection.answer_within = find_patience(database)
     try:
         with connection.transaction():
             connection.execute(
@@ -71,3 +72,20 @@ def bounded(
             f"took longer than {STATEMENT_SECONDS:g} s and was stopped; nothing was "
             "changed. Narrow it, by origin, group or time, or lower the limit"
         ) from None
+
+
+def find_patience(database: Database) -> float:
+    """Seconds after which a server that may be at work counts as silent."""
+    return STATEMENT_SECONDS + database.timeout
+
+
+def read_time(connection: psycopg.Connection[Any], database: Database) -> datetime:
+    """Read the database's clock, within the same limits.
+
+    Args:
+        connection: without a transaction.
+        database: with the statements.
+    """
+    with bounded(connection, database):
+        row = connection.execute(database.queries["database_time"]).fetchone()
+    return cast("tuple[datetime]", row)[0]

@@ -94,7 +94,7 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
     """
     database = place_tables(app)
     declared = _find(app, table, version)
-    with database.connect("switch") as connection:
+    with database.connect("switch", answer_within=database.timeout) as connection:
         # The process that fills the version may have just been started.
         versions.add(connection, database.queries, app.consumers)
     until = time.monotonic() + patience

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.newest import SECONDS, Newest, find_newest
+from jobs_lib.operating.session import find_patience
 from jobs_lib.operating.where_facts import (
     KeyPlace,
     Unknown,
@@ -123,7 +124,12 @@ def _read(
         (one.group, one.model.name if one.model else None) for one in consumers
     ]
     with ExitStack() as opened:
-        connection = attempt(lambda: opened.enter_context(database.connect("where")))
+        patience = find_patience(database)
+        connection = attempt(
+            lambda: opened.enter_context(
+                database.connect("where", answer_within=patience)
+            )
+        )
 
         def ask(read: Callable[[psycopg.Connection[Any]], T]) -> T | Unknown:
             # One attempt to connect is enough: a dead server may take its time.

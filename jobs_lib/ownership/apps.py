@@ -33,7 +33,10 @@ def find_role(
         stale_after: seconds without a heartbeat until a process counts as dead.
     """
     values = {"app": app, "types": sorted(types), "stale_after": stale_after}
-    with database.connect("start") as connection, connection.transaction():
+    with (
+        database.connect("start", answer_within=database.timeout) as connection,
+        connection.transaction(),
+    ):
         found = connection.execute(database.queries["read_role"], values).fetchone()
         if found is None:
             connection.execute(database.queries["lock_apps"])
@@ -52,7 +55,7 @@ def refuse_rivals(
     Raises:
         ConfigurationError: a living process of another app knows some of the types.
     """
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         found = connection.execute(
             database.queries["rivals"],
             {"role": role, "types": process.types, "stale_after": stale_after},
@@ -82,7 +85,7 @@ def refuse_strangers(
     Raises:
         ConfigurationError: a living executor has no type in common with this process.
     """
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         found = connection.execute(
             database.queries["strangers"],
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
@@ -23,7 +23,7 @@ from jobs_lib.errors import (
 from jobs_lib.masking import describe, find_passwords, keep_secret, masked_url
 from jobs_lib.partitioner import murmur2
 from jobs_lib.postgres.queries import load_queries
-from jobs_lib.postgres.session import AsyncSession, Session
+from jobs_lib.postgres.session import AsyncSession, Session, answered_within
 from jobs_lib.postgres.tid_array import TidArray, TidArrayDumper
 from jobs_lib.reasons import find_reason
 from jobs_lib.schemas.json_limits import read_json
@@ -31,6 +31,7 @@ from jobs_lib.settings import require_database_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from uuid import UUID
 
     from jobs_lib.settings import Settings
@@ -155,7 +156,8 @@ class Database:
             answer_within: the same after so many seconds; None to wait for ever.
 
         Raises:
-            UnavailableError: the server does not answer within ten seconds.
+            UnavailableError: the server does not let us in within ten seconds, or then
+                gives no answer for ``timeout`` seconds.
         """
         url = self._direct_url if direct else self.url
         try:
@@ -165,9 +167,17 @@ class Database:
                 row_factory=tuple_row,
                 **self.options(name),
             )
+            # A proxy completes the login although its server is away.
+            with answered_within(connection, self.timeout):
+                self._set_up(connection, direct=direct, impatient=impatient)
         except psycopg.OperationalError as error:
             raise no_answer(url, error, self._variable) from None
         connection.answer_within = self.timeout if impatient else answer_within
+        return connection
+
+    def _set_up(
+        self, connection: Session[TupleRow], *, direct: bool, impatient: bool
+    ) -> None:
         # Handlers' connections are left alone: they may read JSON as they like.
         set_json_loads(read_json, connection)
         prepare_connection(connection)
@@ -188,13 +198,12 @@ class Database:
                 connection.execute(
                     "set enable_seqscan = off; set enable_bitmapscan = off"
                 )
-        return connection
 
     def connect_for_upkeep(self) -> Session[TupleRow]:
         """Open a connection for maintenance, whose statements may take long.
 
         Raises:
-            UnavailableError: the server does not answer within ten seconds.
+            UnavailableError: as :meth:`connect`.
         """
         return self.connect("maintenance", answer_within=_UPKEEP_WITHIN)
 
@@ -234,11 +243,13 @@ class Database:
 
     def _configure(self, connection: psycopg.Connection[Any]) -> None:
         prepare_connection(connection)
-        settle_isolation(connection, stays=self.prepares)
+        settle_isolation(connection, stays=self.prepares, within=self.timeout)
 
     async def _configure_async(self, connection: psycopg.AsyncConnection[Any]) -> None:
         connection.adapters.register_dumper(int, Int8Dumper)
-        await settle_isolation_async(connection, stays=self.prepares)
+        await settle_isolation_async(
+            connection, stays=self.prepares, within=self.timeout
+        )
 
     def _check_isolation(self, connection: psycopg.Connection[Any]) -> None:
         """Refuse a default isolation that we cannot change behind PgBouncer."""
@@ -256,10 +267,11 @@ class Database:
 
         Raises:
             SchemaVersionError: there are no tables, or they do not fit.
+            UnavailableError: the database does not answer.
         """
         version = sql.Identifier(self.schema, "jobs_lib_version")
         installation = sql.Identifier(self.schema, "installation")
-        with self.connect("check") as connection:
+        with self.connect("check", answer_within=self.timeout) as connection:
             try:
                 row = connection.execute(
                     sql.SQL("select version_num from {}").format(version)
@@ -373,32 +385,50 @@ def prepare_connection(connection: psycopg.Connection[Any]) -> None:
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
 
-def settle_isolation(connection: psycopg.Connection[Any], *, stays: bool) -> None:
+def settle_isolation(
+    connection: psycopg.Connection[Any], *, stays: bool, within: float | None = None
+) -> None:
     """Make every transaction read committed, whatever the server's default is.
 
     Args:
         connection: to the database, with no transaction open.
         stays: whether a setting of the session lasts until the next use.
+        within: seconds without an answer after which a session of ours fails, so that
+            it does not keep one of a pool's few threads. None to wait for ever.
     """
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     if stays:
         # For single statements in autocommit mode, which have no BEGIN.
         before = connection.autocommit
         connection.autocommit = True
-        connection.execute(_ISOLATION)
+        with _hurried(connection, within):
+            connection.execute(_ISOLATION)
         connection.autocommit = before
 
 
 async def settle_isolation_async(
-    connection: psycopg.AsyncConnection[Any], *, stays: bool
+    connection: psycopg.AsyncConnection[Any],
+    *,
+    stays: bool,
+    within: float | None = None,
 ) -> None:
     """The same on an event loop."""
     await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
     if stays:
         before = connection.autocommit
         await connection.set_autocommit(True)
-        await connection.execute(_ISOLATION)
+        with _hurried(connection, within):
+            await connection.execute(_ISOLATION)
         await connection.set_autocommit(before)
+
+
+def _hurried(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    within: float | None,
+) -> AbstractContextManager[None]:
+    if within is None or not isinstance(connection, Session | AsyncSession):
+        return nullcontext()
+    return answered_within(connection, within)
 
 
 def channel(schema: str, kind: str = "jobs") -> str:

@@ -16,7 +16,7 @@ import random
 import time
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from alembic import command, context, op
@@ -42,6 +42,7 @@ from jobs_lib.postgres.database import (
     no_answer,
 )
 from jobs_lib.postgres.environment import adopt, record_environment
+from jobs_lib.postgres.session import Session, answered_within
 from jobs_lib.postgres.values import quote
 from jobs_lib.settings import (
     check_schema,
@@ -85,10 +86,19 @@ def make_engine(url: str, timeout: float) -> Engine:
     """The engine that migrations open the database with; it keeps no connection."""
     # Prepared statements would be lost behind PgBouncer, and none is run often.
     options = connection_options("migrate", timeout, prepares=False)
+
+    def connect() -> psycopg.Connection[Any]:
+        # SQLAlchemy itself cannot read every URL that libpq reads.
+        connection = Session.connect(libpq_url(url), autocommit=True, **options)
+        # A proxy completes the login although its server is away.
+        with answered_within(connection, timeout):
+            connection.execute("select 1")
+        connection.autocommit = False
+        return connection
+
     return create_engine(
         "postgresql+psycopg://",
-        # SQLAlchemy itself cannot read every URL that libpq reads.
-        creator=lambda: psycopg.connect(libpq_url(url), **options),
+        creator=connect,
         poolclass=NullPool,
         isolation_level="READ COMMITTED",
     )

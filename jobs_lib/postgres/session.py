@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
@@ -17,7 +17,7 @@ from psycopg.rows import AsyncRowFactory, Row, RowFactory, tuple_row
 from jobs_lib.errors import JobsError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
 T = TypeVar("T")
 _NOTHING = 0
@@ -161,6 +161,18 @@ class LentSession(AsyncSession[Any]):
 
     def __del__(self, *_: Any) -> None:
         """Warn of nothing: the connection goes on."""
+
+
+@contextmanager
+def answered_within(
+    session: Session[Any] | AsyncSession[Any], seconds: float
+) -> Iterator[None]:
+    """Let a statement inside fail that is not answered within so many seconds."""
+    before, session.answer_within = session.answer_within, seconds
+    try:
+        yield
+    finally:
+        session.answer_within = before
 
 
 def _not_yours(what: str, enter: str) -> JobsError:

@@ -23,6 +23,9 @@ REACHED = 0.975
 """The share of its rate that a long re-export reaches: see ``take_records``."""
 LAG_LIMIT = 10**15
 _NAME_BYTES = 249
+_WITHIN = 120.0
+"""Seconds without an answer after which a connection counts as lost: some statements
+wait for a block that is written, or wake up many jobs."""
 
 
 class LagLimit(NamedTuple):
@@ -95,7 +98,7 @@ def status(database: Database, entity: str) -> Progress:
     Raises:
         ReexportError: the entity was never re-exported.
     """
-    with database.connect("re-export") as connection:
+    with database.connect("re-export", answer_within=_WITHIN) as connection:
         latest = find_latest(connection, database.queries, entity)
         finish_if_done(connection, database.queries, latest)
         return read_progress(connection, database.queries, latest)
@@ -108,7 +111,7 @@ def list_latest(database: Database, limit: int = 50) -> list[Progress]:
         database: holds the library's schema.
         limit: how many at most.
     """
-    with database.connect("re-export") as connection:
+    with database.connect("re-export", answer_within=_WITHIN) as connection:
         query = database.queries["list_reexports"]
         rows = connection.execute(query, {"limit": limit}).fetchall()
     return [Progress(*row) for row in rows]
@@ -129,7 +132,7 @@ def resume(database: Database, entity: str) -> Progress:
 
 def cancel(database: Database, entity: str) -> Progress:
     """End it for good: unsent records are never sent. This cannot be undone."""
-    with database.connect("re-export") as connection:
+    with database.connect("re-export", answer_within=_WITHIN) as connection:
         progress = _change_on(connection, database.queries, entity, "cancel_reexport")
         # They end when they wake up, and should not lie there until then.
         wake_chunks(connection, database.queries, progress.id)
@@ -143,7 +146,7 @@ def set_rate(database: Database, entity: str, rate: int) -> Progress:
         ReexportError: the rate is out of range, or no re-export is running.
     """
     queries, values = database.queries, {"rate": check_rate(rate)}
-    with database.connect("re-export") as connection:
+    with database.connect("re-export", answer_within=_WITHIN) as connection:
         progress = _change_on(connection, queries, entity, "change_rate", **values)
         wake_for_rate(connection, queries, progress)
     return progress
@@ -271,7 +274,7 @@ def read_progress(
 
 
 def _change(database: Database, entity: str, query: str, **values: object) -> Progress:
-    with database.connect("re-export") as connection:
+    with database.connect("re-export", answer_within=_WITHIN) as connection:
         return _change_on(connection, database.queries, entity, query, **values)
 
 

@@ -218,7 +218,7 @@ def check_model_tables(database: Database, app: App, parts: Collection[str]) -> 
     consumers = app.consumers if "consumers" in parts else []
     if not any(one.is_read_model for one in consumers):
         return
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         versions.add(connection, database.queries, consumers)
         versions.place(connection, database.queries, consumers)
         tables = [table for one in consumers for table in one.tables]
@@ -243,7 +243,7 @@ def check_places(database: Database, app: App, parts: Collection[str]) -> None:
     waits = "executor" in parts and bool(find_placed(app))
     if not (tells or waits):
         return
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         row = connection.execute(
             database.queries["has_places_index"], {"schema": database.schema}
         ).fetchone()
@@ -266,7 +266,7 @@ def job_consumers(app: App) -> list[Subscription]:
 
 def read_installation(database: Database) -> tuple[UUID, int, str]:
     """The database's identity, its number of shards, and its environment."""
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         row = connection.execute(database.queries["read_installation"]).fetchone()
     return cast("tuple[UUID, int, str]", row)
 
@@ -279,7 +279,7 @@ def choose_origins(database: Database, setting: str) -> frozenset[str]:
     """
     if not setting:
         return frozenset()
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         every = frozenset(all_origins(database, connection))
     if setting == "all":
         return every

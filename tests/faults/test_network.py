@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -10,17 +11,26 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from jobs_lib import Rate, exponential
-from jobs_lib.operating import session
+from jobs_lib import Rate, Record, exponential
+from jobs_lib.cli.main import main
+from jobs_lib.errors import UnavailableError
+from jobs_lib.operating import delete_discarded, retry, session
+from jobs_lib.operating.home_topic import declare_topic
+from jobs_lib.operating.read_models import place_tables
+from jobs_lib.ownership.apps import find_role
+from jobs_lib.postgres.revisions import latest_version
+from jobs_lib.reexport.control import list_latest
 from jobs_lib.reexport.lag import LagWatch
 from jobs_lib.service.maintenance import Maintenance
+from jobs_lib.service.preparation import read_installation
 from jobs_lib.service.service import Service
+from jobs_lib.settings import default_settings
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.support.apps import HOME, executing, heard, make_app
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 JOBS = 200
 TIMEOUT = 2
@@ -272,9 +282,12 @@ def test_a_stop_waits_for_no_answer_of_the_database_when_no_job_runs(
 
 
 def connected_as(admin, name: str, wait: str = "") -> int:
-    """How many connections of this name there are, which wait for such a thing."""
+    """How many connections of this name there are, which wait for such a thing.
+
+    One of which the client may not know yet that it is let in does not count.
+    """
     return admin.execute(
-        "select from pg_stat_activity where application_name like %s"
+        "select from pg_stat_activity where application_name like %s and query <> ''"
         " and coalesce(wait_event_type, '') like %s and datname = current_database()",
         (f"jobs_lib {name}%", wait or "%"),
     ).rowcount
@@ -323,6 +336,107 @@ def test_a_command_ends_when_the_database_is_silent(url, proxy, monkeypatch):
         ):
             connection.execute("select 1")
     proxy.release()
+
+
+@pytest.fixture
+def run(url, proxy, monkeypatch, capsys) -> Iterator[Callable[..., str]]:
+    """`run("jobs", "list")` returns the line with which a command fails."""
+    monkeypatch.setattr(session, "STATEMENT_SECONDS", 0.0)
+    monkeypatch.setenv("JOBS_LIB_DATABASE_URL", proxy.url(url))
+    monkeypatch.setenv("JOBS_LIB_DATABASE_TIMEOUT", "1")
+
+    def run(*words: str) -> str:
+        default_settings.cache_clear()
+        monkeypatch.setattr(sys, "argv", ["jobs-lib", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        assert ended.value.code == 2, output.err
+        return output.err.strip()
+
+    yield run
+    default_settings.cache_clear()
+
+
+@pytest.mark.guarantee("FP19")
+@pytest.mark.parametrize("words", ["jobs list", "check", "migrate"])
+def test_a_command_ends_if_the_database_says_nothing_after_the_login(proxy, run, words):
+    proxy.mute(1)
+    # If it waited, the test's own limit of time would end it.
+    line = run(*words.split())
+    assert line.startswith("error: the database at ")
+    assert "does not answer: no answer within 1 s" in line
+
+
+@pytest.mark.guarantee("FP19")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda app: app.database().check_version(latest_version()),
+        lambda app: read_installation(app.database()),
+        lambda app: find_role(app.database(), "test", [], 5.0),
+        lambda app: declare_topic(app, "orders", partitions=3),
+        lambda app: retry(app.database()),
+        lambda app: delete_discarded(app.database()),
+        lambda app: list_latest(app.database()),
+        lambda app: place_tables(app),
+    ],
+    ids=["check", "start", "role", "home", "retry", "delete", "reexport", "models"],
+)
+def test_the_first_question_to_a_database_that_says_nothing_fails(
+    url, proxy, monkeypatch, ask
+):
+    monkeypatch.setattr(session, "STATEMENT_SECONDS", 0.0)
+    monkeypatch.setattr("jobs_lib.reexport.control._WITHIN", 1.0, raising=False)
+    app = make_app(proxy.url(url), database_timeout=1)
+
+    @app.read_model("orders", table="model", key="id", group="g")
+    def to_row(record: Record) -> dict[str, object]:
+        return {}
+
+    # It answers to the login, and to what settles the session.
+    proxy.mute(2)
+    # If it waited, the test's own limit of time would end it.
+    with pytest.raises(psycopg.OperationalError, match="no answer within 1 s"):
+        ask(app)
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("FP19")
+@pytest.mark.parametrize("answers", [1, 2])
+def test_a_start_that_a_silent_database_holds_up_can_be_stopped(
+    url, proxy, wait_for, answers
+):
+    proxy.mute(answers)
+    service = Service(make_app(proxy.url(url), database_timeout=1), ["executor"])
+    start = threading.Thread(target=service.start)
+    with heard("loop.failed") as failed:
+        start.start()
+        wait_for(lambda: failed, what="the database is missed")
+        service.ask_to_stop()
+        # If it waited, the test's own limit of time would end it.
+        start.join()
+    assert failed[0][1]["loop"] == "start"
+    assert service.stop()
+
+
+def test_a_pool_can_be_used_again_after_a_database_that_said_nothing(
+    url, proxy, wait_for, monkeypatch
+):
+    monkeypatch.setattr("jobs_lib.callers.pools._WAIT", 1.0)
+    app = make_app(proxy.url(url), database_timeout=1)
+    proxy.mute(1)
+    with pytest.raises(UnavailableError), app.transaction():
+        pass
+    proxy.mute(None)
+
+    def works() -> bool:
+        with contextlib.suppress(UnavailableError), app.transaction():
+            return True
+        return False
+
+    wait_for(works, what="the pool has a connection")
+    app.close()
 
 
 @pytest.fixture

@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 _RESET = struct.pack("ii", 1, 0)
 _BLOCK = 65_536
+_READY = b"Z\x00\x00\x00\x05I"
+"""How PostgreSQL's answer ends, to the login and to a statement in autocommit mode."""
 
 
 class Proxy:
     """Passes bytes both ways, a thread for each connection.
 
     - `hold()`: every connection, also a new one, stays open and passes nothing on;
+    - `mute(n)`: the same on each connection, once the server has answered ``n`` times;
+      the first answer is to the login;
     - `half_open()`: the same, and the server believes that its clients are gone;
     - `reset()`: cuts all connections with a TCP reset, and accepts new ones;
     - `release()`: back to normal; it cuts the connections that were held;
@@ -40,6 +44,7 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._held = threading.Event()
         self._half = threading.Event()
+        self._answers: int | None = None
         self._flows = threading.Event()
         self._flows.set()
         self._swallow: bytes | None = None
@@ -83,6 +88,14 @@ class Proxy:
         """Pass nothing more on, in either direction."""
         self._held.set()
 
+    def mute(self, answers: int | None) -> None:
+        """Pass that many answers on to each new connection, and nothing after them.
+
+        Args:
+            answers: their number; None for all.
+        """
+        self._answers = answers
+
     def half_open(self) -> None:
         """Close the server's side of all connections, and leave the clients' open."""
         self._half.set()
@@ -92,6 +105,7 @@ class Proxy:
         """Serve new connections, and cut the held ones."""
         self._held.clear()
         self._half.clear()
+        self.mute(None)
         self.reset()
 
     def freeze(self) -> None:
@@ -160,6 +174,7 @@ class Proxy:
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
         """Pass bytes until one side ends; where wanted, close with a reset."""
         cutting = False
+        left = self._answers
         ends = [client, server]
         while not self._closed:
             if not self._flows.wait(0.1):
@@ -176,7 +191,7 @@ class Proxy:
                 # On a busy machine, bytes can still arrive here after a reset.
                 if not data or one not in self._open:
                     return
-                if self._held.is_set():
+                if self._held.is_set() or left == 0:
                     continue
                 if one is client:
                     if self._swallow and self._swallow in data:
@@ -189,3 +204,5 @@ class Proxy:
                     return
                 else:
                     client.sendall(data)
+                    if left is not None and data.endswith(_READY):
+                        left -= 1

@@ -18,7 +18,7 @@ from jobs_lib.operating.checks import (
     work,
 )
 from jobs_lib.operating.checks.finding import Finding, Limits, Target
-from jobs_lib.operating.session import bounded
+from jobs_lib.operating.session import bounded, find_patience
 from jobs_lib.postgres.revisions import latest_version
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def check(
     except SchemaVersionError as error:
         return [Finding("error", "schema", str(error), "jobs-lib migrate")]
     found = [Finding("ok", "schema", f"the tables have version {version}")]
-    with database.connect("check") as connection:
+    patience = find_patience(database)
+    with database.connect("check", answer_within=patience) as connection:
         target = Target(connection, database, settings, limits or Limits(), role)
         for name, one in CHECKS.items():
             found += _run(target, name, one) or [Finding("ok", name, "in order")]

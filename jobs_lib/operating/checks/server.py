@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from jobs_lib.operating.checks.finding import Finding, names
+from jobs_lib.operating.session import find_patience
 from jobs_lib.postgres.values import quote
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def check_multixacts(target: Target) -> Iterator[Finding]:
 def check_pooler(target: Target) -> Iterator[Finding]:
     """Name a pooler, and what it changes."""
     served: dict[int, set[int]] = {}
-    with target.database.connect("check") as other:
+    with target.database.connect(
+        "check", answer_within=find_patience(target.database)
+    ) as other:
         for n in range(2 * _TRIES):
             connection = (target.connection, other)[n % 2]
             row = connection.execute(
