@@ -252,6 +252,8 @@ def _explain(error: Exception) -> str | None:
         return f"the argument {odd[0]!a} is not UTF-8: write it so" if odd else None
     # Commands that need no database do not load its driver.
     driver: Any = sys.modules.get("psycopg")
+    # Migrations get the driver's error wrapped in one of SQLAlchemy.
+    error = getattr(error, "orig", None) or error
     if driver is None or not isinstance(error, driver.Error):
         return None
     told = explain_foreign(error)

@@ -10,6 +10,7 @@ import gzip
 import json
 import time
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +20,7 @@ from psycopg import sql
 from jobs_lib.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from jobs_lib.consuming.subscription import Subscription
@@ -151,13 +152,31 @@ class FileSide:
 
 
 def write_keys(side: TableSide, path: Path) -> int:
-    """Write the keys of a side into a file for the other side; returns their number."""
+    """Write the keys of a side into a file for the other side; returns their number.
+
+    Raises:
+        OperatingError: the table has not these columns, or the file cannot be written.
+    """
+    with _writing(path):
+        # Before the table is read, which may take long. What is there stays until then.
+        path.open("ab").close()
     buckets = side.list_buckets()
-    with gzip.open(path, "wt", encoding="utf-8") as lines:
+    with _writing(path), gzip.open(path, "wt", encoding="utf-8") as lines:
         lines.write(json.dumps({"format": _FORMAT}) + "\n")
         for bucket in buckets:
             lines.write(json.dumps(bucket) + "\n")
     return sum(count for _, count, *_ in buckets)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OperatingError(
+            f"{path} cannot be written: {error.strerror or error}. Name a file in a "
+            "folder that is there and has room"
+        ) from None
 
 
 def verify(

@@ -53,11 +53,23 @@ _SIGNATURE = 12
 _NAME_LIMIT = 63 - len("jobs_lib ") - len(" ") - _SIGNATURE
 
 
-_VARIABLE = "JOBS_LIB_DATABASE_URL"
+DATABASE_VARIABLE = "JOBS_LIB_DATABASE_URL"
+"""The setting with the URL of the database."""
+DIRECT_VARIABLE = "JOBS_LIB_DIRECT_URL"
+"""The setting with the URL past PgBouncer."""
+
+
+def is_lost(state: str | None) -> bool:
+    """Whether an error says that there is no connection, or that it has ended.
+
+    Args:
+        state: the error's SQLSTATE; those of libpq have none.
+    """
+    return state is None or state.startswith(("08", "57P"))
 
 
 def no_answer(
-    url: str, error: BaseException | None, variable: str = _VARIABLE
+    url: str, error: BaseException | None, variable: str = DATABASE_VARIABLE
 ) -> UnavailableError:
     """An error that a person can act on, instead of the driver's."""
     return UnavailableError(
@@ -77,7 +89,7 @@ class Database:
         direct_url: str = "",
         pgbouncer: bool = False,
         timeout: float = 30.0,
-        variable: str = _VARIABLE,
+        variable: str = DATABASE_VARIABLE,
     ) -> None:
         keep_secret(find_passwords(url) | find_passwords(direct_url))
         self.url = url
@@ -93,7 +105,7 @@ class Database:
         self._process = ""
 
     @classmethod
-    def of(cls, settings: Settings, *, variable: str = _VARIABLE) -> Self:
+    def of(cls, settings: Settings, *, variable: str = DATABASE_VARIABLE) -> Self:
         """The database that the settings name, reached as they say.
 
         Services, commands and tasks all get theirs here, so none of them forgets
@@ -171,7 +183,10 @@ class Database:
             with answered_within(connection, self.timeout):
                 self._set_up(connection, direct=direct, impatient=impatient)
         except psycopg.OperationalError as error:
-            raise no_answer(url, error, self._variable) from None
+            if not is_lost(error.sqlstate):
+                raise
+            variable = self._variable if url == self.url else DIRECT_VARIABLE
+            raise no_answer(url, error, variable) from None
         connection.answer_within = self.timeout if impatient else answer_within
         return connection
 

@@ -36,9 +36,12 @@ from jobs_lib.errors import (
 from jobs_lib.naming import make_template
 from jobs_lib.postgres import revisions
 from jobs_lib.postgres.database import (
+    DATABASE_VARIABLE,
+    DIRECT_VARIABLE,
     check_fit,
     check_lineage,
     connection_options,
+    is_lost,
     no_answer,
 )
 from jobs_lib.postgres.environment import adopt, record_environment
@@ -200,7 +203,11 @@ def migrate(
                 if new and shards is not None:
                     _set_shards(connection, schema, shards)
     except OperationalError as error:
-        raise no_answer(url, error.orig) from None
+        if is_lost(_sqlstate(error)):
+            is_direct = settings is not None and url == settings.direct_url
+            variable = DIRECT_VARIABLE if is_direct else DATABASE_VARIABLE
+            raise no_answer(url, error.orig, variable) from None
+        raise
     finally:
         engine.dispose()
 

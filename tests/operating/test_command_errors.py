@@ -6,10 +6,13 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 
 from jobs_lib import operating
 from jobs_lib.cli.main import main
+from jobs_lib.postgres.migrate import MIGRATE_LOCK
 from jobs_lib.settings import default_settings
 from tests.support.roles import as_role
 
@@ -86,12 +89,79 @@ def test_an_argument_that_is_not_utf8_is_named(run):
     )
 
 
-def test_a_role_that_may_not_do_it_is_told_so(run, jobs_database_url, monkeypatch):
-    url = as_role(jobs_database_url, "read")
+@pytest.mark.parametrize(
+    ("kind", "words"), [("read", "jobs maintain"), ("service", "migrate")]
+)
+def test_a_role_that_may_not_do_it_is_told_so(
+    run, jobs_database_url, monkeypatch, kind, words
+):
+    url = as_role(jobs_database_url, kind)
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", url)
-    line = run("jobs", "maintain")
+    line = run(*words.split())
     assert line.startswith("error: the database does not let this role do that: perm")
     assert line.endswith("or see `jobs-lib grants -h`")
+
+
+def test_a_role_that_may_not_migrate_is_told_so(run, empty_url, monkeypatch):
+    bare = make_url(empty_url).set(username="suite_bare", password="bare")
+    with psycopg.connect(empty_url, autocommit=True) as admin:
+        admin.execute("drop role if exists suite_bare")
+        admin.execute("create role suite_bare login password 'bare'")
+        monkeypatch.setenv(
+            "JOBS_LIB_DATABASE_URL", bare.render_as_string(hide_password=False)
+        )
+        line = run("migrate")
+        admin.execute("drop role suite_bare")
+    assert line.startswith("error: the database does not let this role do that: perm")
+
+
+@pytest.mark.parametrize(
+    ("set_up", "lock", "told"),
+    [
+        (
+            "set default_transaction_read_only = on",
+            MIGRATE_LOCK + 1,
+            "the database refuses a statement: cannot execute ",
+        ),
+        (
+            "set statement_timeout = '300ms'",
+            MIGRATE_LOCK,
+            "the database has failed during the command: canceling statement due to ",
+        ),
+    ],
+    ids=["read only", "timeout"],
+)
+def test_what_the_server_refuses_a_migration_is_told(
+    run, empty_url, monkeypatch, set_up, lock, told
+):
+    name = empty_url.rpartition("/")[2]
+    with psycopg.connect(empty_url, autocommit=True) as admin:
+        admin.execute(f"alter database {name} {set_up}")
+        # In one case another migration is under way.
+        admin.execute("select pg_advisory_lock_shared(%s)", (lock,))
+        monkeypatch.setenv("JOBS_LIB_DATABASE_URL", empty_url)
+        assert run("migrate").startswith(f"error: {told}")
+
+
+def test_a_direct_url_that_leads_nowhere_is_named(run, monkeypatch):
+    monkeypatch.setenv("JOBS_LIB_DIRECT_URL", "postgresql://127.0.0.1:1/orders")
+    line = run("migrate")
+    assert line.endswith("Is it running, and is JOBS_LIB_DIRECT_URL right?")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_table_is_read(
+    run, tmp_path
+):
+    # There is no such table, which would be told if it were read.
+    line = run(*f"readmodel keys {tmp_path}/no/keys.gz --table t --key id".split())
+    assert line.startswith(f"error: {tmp_path}/no/keys.gz cannot be written: No such ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="writes to /dev/full")
+def test_a_file_without_room_is_told(run, jobs_database_url):
+    words = "readmodel keys /dev/full --table jobs_lib.jobs --key id --version id"
+    line = run(*words.split())
+    assert line.startswith("error: /dev/full cannot be written: No space left on dev")
 
 
 def test_a_connection_that_is_lost_during_a_command_is_told(run, monkeypatch, caplog):
