@@ -21,6 +21,7 @@ NO_METRICS = (
     "must not be false"
 )
 _TEXT = "text/plain; charset=utf-8"
+_HIGHEST = 65535
 _STOP_WITHIN = 2.0
 _TICK = 0.1
 _AT_ONCE = 32
@@ -49,8 +50,14 @@ class Probes:
                 are no metrics.
 
         Raises:
-            ConfigurationError: the port is taken.
+            ConfigurationError: the port is taken, or there is no such port.
         """
+        if port > _HIGHEST:
+            raise ConfigurationError(
+                f"there is no port {port} for the probes: each process of a pod uses "
+                f"the next one, up to {_HIGHEST}. Set JOBS_LIB_PROBES_PORT to a lower "
+                "one"
+            )
         try:
             listener = _listen(port)
         except OSError as error:

@@ -26,6 +26,8 @@ SHARE = "JOBS_LIB_SHARE"
 """The variable that gives a child its share of the origins, such as ``2/4``."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 """The signals that end a process, in order or at once."""
+REFUSED = 2
+"""The exit code of a process whose start is refused: a person must change something."""
 CUT_OFF = 3
 """The exit code of a process that stopped before all running jobs had ended."""
 FAILED = 4
@@ -59,7 +61,8 @@ class Supervisor:
     def run(self) -> int:
         """Run until a signal comes, or the work is done; return the worst exit code.
 
-        A child that failed by itself would fail again, so the others stop as well.
+        A child that failed by itself, or whose start was refused, would fail again, so
+        the others stop as well.
         A child killed by a signal has the exit code 128 plus the signal's number.
 
         The first SIGTERM or SIGINT asks the children to stop in order, the second one
@@ -104,7 +107,7 @@ class Supervisor:
                 # It reached its limit, logged that, and left nothing behind.
                 self._start(share)
                 continue
-            if code == FAILED or (code > 0 and self._ends):
+            if code in (REFUSED, FAILED) or (code > 0 and self._ends):
                 # It has logged the reason.
                 self._stop(signal.SIGTERM)
                 return

@@ -219,3 +219,8 @@ def test_the_probes_cost_few_megabytes():
     assert run.returncode == 0, run.stderr
     # With a web framework it was 17.
     assert float(run.stdout) < 4
+
+
+def test_a_port_beyond_the_highest_is_refused():
+    with pytest.raises(ConfigurationError, match="no port 65536 for the probes"):
+        Probes(65_536, lambda: None)

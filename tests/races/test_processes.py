@@ -106,10 +106,10 @@ while os.path.exists(f"/proc/{os.readlink(f'{folder}/pid')}"):
 command = [sys.executable, "-c", child, *sys.argv[1:]]
 sys.exit(Supervisor(command, 2, ends=True).run())
 """
-# The first child cannot do its work, and the second one is at work.
-REFUSED = FAILING.replace("sys.exit(FAILED)", "sys.exit(2)").replace(
-    "child], 2)", "child], 2, ends=True)"
-)
+# The first child's start is refused, and the second one is at work.
+REFUSED = FAILING.replace("sys.exit(FAILED)", "sys.exit(2)")
+# The same, and the work has an end.
+REFUSED_WORK = REFUSED.replace("child], 2)", "child], 2, ends=True)")
 # Python runs this first: here a child waits until it has been asked to stop.
 CUSTOMIZE = """
 import os, signal, time
@@ -252,8 +252,9 @@ def test_children_that_end_their_work_are_not_started_again(run_process, tmp_pat
     assert sorted(parent.lines) == ["child 1 2", "child 1 2", "child 2 2"]
 
 
-def test_a_child_that_cannot_do_its_work_ends_all(run_process):
-    parent = run_process("-c", REFUSED)
+@pytest.mark.parametrize("program", [REFUSED, REFUSED_WORK], ids=["run", "work"])
+def test_a_child_whose_start_is_refused_ends_all(run_process, program):
+    parent = run_process("-c", program)
     assert parent.wait(timeout=60) == 2
     assert parent.lines.count("child 1 2") == 1
 
