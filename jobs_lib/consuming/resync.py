@@ -7,7 +7,9 @@ may go on with it.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 START: Final = "start"
 _FOREIGN = re.compile(r"[^a-zA-Z0-9._-]")
 _ROWS = 5_000
+_NEW_SECONDS = 60.0
+"""How old the ends may be that a process has reached before rows go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,9 @@ class Resync:
         """Its consumer group, once it has begun."""
         self._empty: dict[int, Span] = {}
         """By partition, what has no record to apply; none can appear there."""
+        self._ends: dict[int, int] = {}
+        """The ends that this process has taken since, which must be reached, too."""
+        self._ends_at = -math.inf
 
     def begin(
         self, at: datetime | int | None = None, partition: int | None = None
@@ -138,8 +145,8 @@ class Resync:
             starts = find_starts(
                 self.settings, topic, START if at is None else at, partition
             )
-            if begins == START:
-                self._note_keys(connection, topic)
+            if begins == START and self._keeps_all_keys():
+                self._model.note_keys(connection)
             # Behind the records of all keys that are noted: one that is made from now
             # on may lie behind these ends, and must not be missed.
             ends = find_places(self.settings, topic, "end")
@@ -162,17 +169,6 @@ class Resync:
     def join(self, group: str) -> None:
         """Go on with the one of this group, which another process has begun."""
         self.group = group
-
-    def _note_keys(self, connection: psycopg.Connection[Any], topic: str) -> None:
-        """Note all keys of the model, if the topic shows all that there are."""
-        if keeps_all_keys(self.settings, topic):
-            self._model.note_keys(connection)
-            return
-        telemetry.logger.warning(
-            "%r deletes old records, as its cleanup.policy says: rows whose keys it "
-            "does not show stay",
-            topic,
-        )
 
     def make_subscription(self) -> Subscription:
         """What its group does with the topic: the rows alone, without any effects."""
@@ -219,7 +215,14 @@ class Resync:
     def _read_parts(self, connection: psycopg.Connection[Any]) -> list[Part]:
         rows = self._execute(connection, "read_resync_parts", self._named).fetchall()
         return [
-            self._pass_empty(Part(number, start, end, max(start, at or 0)))
+            self._pass_empty(
+                Part(
+                    number,
+                    start,
+                    max(end, self._ends.get(number, 0)),
+                    max(start, at or 0),
+                )
+            )
             for number, start, end, at in rows
         ]
 
@@ -229,6 +232,29 @@ class Resync:
         if empty is None or not (empty.start or 0) <= part.at < empty.end:
             return part
         return replace(part, at=empty.end)
+
+    def raise_ends(self) -> bool:
+        """Take the topic's ends again, if rows may go and the ends are not new.
+
+        A state may have been sent again behind the ends that are reached. The record
+        before them may be compacted away before anybody reads it, and the repeat
+        changes no row: only whoever reads on sees that the topic has the key.
+
+        Returns False if no more is to be read.
+
+        Raises:
+            TopicError: the topic does not exist, or is not visible.
+            UnavailableError: no broker answers.
+        """
+        now = time.monotonic()
+        if now < self._ends_at + _NEW_SECONDS:
+            return False
+        with self._open() as connection:
+            if self._find_removing(connection) is None:
+                return False
+        self._ends = find_places(self.settings, self.topic, "end")
+        self._ends_at = now
+        return True
 
     def check_topic(self) -> None:
         """Refuse to go on if the topic was made anew: it need not reach the old ends.
@@ -257,7 +283,9 @@ class Resync:
             OperatingError: it has not reached all ends, or cannot know what the topic
                 has; nothing was removed.
         """
-        self._check_seen_all()
+        removes = (
+            self._check_seen_all() and self._keeps_all_keys() and self._has_whole_log()
+        )
         removed, is_last = 0, False
         while not is_last:
             with self._open() as connection:
@@ -270,7 +298,7 @@ class Resync:
                 # lacks an offset and the keys that were shown before it alike.
                 self._refuse_behind(connection)
                 looked = gone = 0
-                if row[0] == START:
+                if removes:
                     self._model.find_unshown(connection)
                     looked, gone = self._model.remove_unshown(connection, _ROWS)
                 is_last = looked < _ROWS
@@ -314,12 +342,22 @@ class Resync:
             )
         return str(row[2])
 
-    def _check_seen_all(self) -> None:
-        """Refuse to go on if rows are to be removed that the topic may have."""
+    def _find_removing(
+        self, connection: psycopg.Connection[Any]
+    ) -> tuple[Any, ...] | None:
+        """Find what is known of it; None if it has ended, or no rows go at its end."""
+        row = self._execute(connection, "read_resync", self._named).fetchone()
+        return row if row and row[2] == self.group and row[3] == START else None
+
+    def _check_seen_all(self) -> bool:
+        """Refuse to go on if rows are to be removed that the topic may have.
+
+        Returns whether any are to be removed.
+        """
         with self._open() as connection:
-            row = self._execute(connection, "read_resync", self._named).fetchone()
-            if row is None or row[2] != self.group or row[3] != START:
-                return
+            row = self._find_removing(connection)
+            if row is None:
+                return False
             topic, topic_id, group, *_ = row
             given = {"group": group, "topic": topic}
             counted = self._execute(
@@ -333,6 +371,42 @@ class Resync:
                 "knows which keys the topic has: no row was removed. Repair the cause "
                 "and begin again, or end it with --cancel"
             )
+        return True
+
+    def _keeps_all_keys(self) -> bool:
+        """Whether the topic shows all keys that there are."""
+        if keeps_all_keys(self.settings, self.topic):
+            return True
+        telemetry.logger.warning(
+            "%r deletes old records, as its cleanup.policy says: rows whose keys it "
+            "does not show stay",
+            self.topic,
+        )
+        return False
+
+    def _has_whole_log(self) -> bool:
+        """Whether the topic kept all records from where it was begun to read.
+
+        Where some were cut off, nobody knows if they were read before. Their keys may
+        have come again behind the ends.
+        """
+        with self._open() as connection:
+            rows = self._execute(
+                connection, "read_resync_parts", self._named
+            ).fetchall()
+        begun = {number: start for number, start, *_ in rows}
+        starts = find_places(self.settings, self.topic, "start")
+        cut = [n for n, start in starts.items() if start > begun.get(n, -1)]
+        if begun and cut:
+            telemetry.logger.warning(
+                "%s/%d begins at offset %d: since the re-synchronisation began, "
+                "records were deleted or partitions added. Rows whose keys it did not "
+                "show stay: begin it again to remove them",
+                self.topic,
+                min(cut),
+                starts[min(cut)],
+            )
+        return not cut
 
     def _refuse_behind(self, connection: psycopg.Connection[Any]) -> None:
         """Refuse to end it while an end is not reached."""

@@ -151,7 +151,11 @@ def _read(
             if parts is None:
                 continue
             if all(part.is_done for part in parts):
-                return True
+                with _patient():
+                    if not work.raise_ends():
+                        return True
+                    pause = 0.0
+                continue
             if time.monotonic() > reported_at + _REPORT_SECONDS:
                 reported_at = time.monotonic()
                 with _patient():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -18,6 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka import places
+from jobs_lib.kafka.topic_settings import delete_before
+from jobs_lib.service import resync as service_resync
 from jobs_lib.service.resync import begin_resync, cancel_resync, find_model_of, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
@@ -354,6 +357,90 @@ def test_a_release_that_notes_keys_otherwise_begins_none(admin):
         )
 
 
+@pytest.mark.guarantee("W64")
+def test_rows_stay_whose_states_were_sent_again_while_the_log_was_cut(
+    declare, read, name, database, kafka_admin, bootstrap_servers, admin, wait_for
+):
+    app = declare("n", "twice")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == NEW, timeout=60, what="the model is filled")
+        work = Resync(app.settings, database, find_model_of(app, "model"))
+        assert work.begin()
+        ends = {part.partition: part.end for part in work.list_parts()}
+        send(bootstrap_servers, name, AGAIN)
+        wait_for(
+            lambda: read_places(admin, name) == find_ends(app, name),
+            timeout=30,
+            what="the service has passed them",
+        )
+    set_policy(kafka_admin, name, "compact,delete")
+    delete_before(app.settings, name, ends)
+    set_policy(kafka_admin, name, "compact")
+    wait_for(
+        lambda: places.keeps_all_keys(app.settings, name),
+        timeout=30,
+        what="the broker says so",
+    )
+    assert resync(app, "model") == (0, True)
+    assert read() == NEW
+    assert left_behind(admin) == []
+
+
+AGAIN = [(f"k{n}", {"n": n, "twice": 2 * n}, 2) for n in range(KEYS)]
+"""The newest states once more: they change no row."""
+
+
+def find_ends(app, topic: str) -> dict[int, int]:
+    return places.find_places(app.settings, topic, "end")
+
+
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_rows_go_only_once_what_was_sent_meanwhile_is_read(
+    declare, name, database, bootstrap_servers, monkeypatch
+):
+    app = declare("n", "twice")
+    work = Resync(app.settings, database, find_model_of(app, "model"))
+    assert work.begin()
+    before = {part.partition: part.end for part in work.list_parts()}
+    reached: dict[int, int] = {}
+    unsent = [AGAIN]
+
+    def look(work, service):
+        if not unsent:
+            return look_again(work, service)
+        # All that lay before is read, and these are not.
+        send(bootstrap_servers, name, unsent.pop())
+        return [replace(part, at=part.end) for part in work.list_parts()]
+
+    def end(self):
+        reached.update({part.partition: part.at for part in self.list_parts()})
+        return end_it(self)
+
+    look_again, end_it = service_resync._look, Resync.end
+    monkeypatch.setattr(service_resync, "_look", look)
+    monkeypatch.setattr(Resync, "end", end)
+    assert resync(app, "model") == (0, True)
+    assert reached == find_ends(app, name) != before
+
+
+def read_places(admin, group: str) -> dict[int, int]:
+    """The offsets that a group goes on from, by partition."""
+    rows = admin.execute(
+        "select partition, next_offset from jobs_lib.offsets where consumer_group = %s",
+        (group,),
+    )
+    return dict(rows.fetchall())
+
+
+def set_policy(kafka_admin, topic: str, policy: str) -> None:
+    """Set how a topic is cleaned up."""
+    entry = ConfigEntry(
+        "cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET
+    )
+    changed = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    kafka_admin.incremental_alter_configs([changed])[changed].result()
+
+
 def test_a_key_that_is_made_while_it_begins_is_no_orphan(
     declare, read, admin, name, database, bootstrap_servers, monkeypatch, wait_for
 ):
@@ -381,13 +468,7 @@ def test_rows_stay_where_the_topic_deletes_old_records(
     with running(app, "consumers"):
         wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
     admin.execute("insert into model values ('orphan', 1, 7, 7)")
-    policy = ConfigEntry(
-        "cleanup.policy",
-        "compact,delete",
-        incremental_operation=AlterConfigOpType.SET,
-    )
-    changed = ConfigResource(ResourceType.TOPIC, name, incremental_configs=[policy])
-    kafka_admin.incremental_alter_configs([changed])[changed].result()
+    set_policy(kafka_admin, name, "compact,delete")
     wait_for(
         lambda: not places.keeps_all_keys(app.settings, name),
         timeout=30,
