@@ -90,6 +90,10 @@ class Looks:
         with self._lock:
             for (topic, _), progress in self._partitions.items():
                 known, found = progress.topic_id, ids.get(topic)
-                if known is not None and found is not None and known != found:
-                    progress.replaced = True
+                if found is None or known == found:
+                    continue
+                # If Kafka named no id when the partition was taken, the one in the
+                # database is compared.
+                progress.replaced = True
+                if known is not None:
                     self._commits.note_anew(progress.partition)

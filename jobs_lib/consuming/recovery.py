@@ -141,7 +141,11 @@ class Recovery:
         """Go on in a topic that was made anew, or stop where that needs a decision."""
         partition = progress.partition
         ids = self._read_ids([partition[0]])
-        progress.topic_id = ids.get(partition[0])
+        if partition[0] not in ids:
+            # That is no answer: a broker may not know the topic yet, or for a moment.
+            progress.wait_longer()
+            return
+        progress.topic_id = ids[partition[0]]
         before = self._offsets.read(connection, [partition]).get(partition)
         if not self._offsets.find_replaced(connection, [partition], ids):
             # It is not, or an operator has said where to go on.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 from unittest.mock import Mock
+from uuid import UUID, uuid4
 
 import pytest
 
+from jobs_lib.consuming.looks import Looks
 from jobs_lib.consuming.progress import Progress
 from jobs_lib.consuming.recovery import Recovery
 from tests.support.apps import heard
@@ -20,7 +24,10 @@ def recovery() -> Recovery:
     offsets = Mock()
     offsets.find_replaced.return_value = set()
     lock: Any = Mock(__enter__=Mock(), __exit__=Mock())
-    return Recovery(Mock(), {"orders": declared}, offsets, Mock(), Mock(), lock, Mock())
+    read_ids = Mock(return_value={"orders": uuid4()})
+    return Recovery(
+        Mock(), {"orders": declared}, offsets, Mock(), read_ids, lock, Mock()
+    )
 
 
 @pytest.fixture
@@ -61,3 +68,30 @@ def test_a_partition_that_can_go_on_is_no_longer_said_to_stand_still(
     assert not recovery.settle(connection, progress)
     recovery._failures.clear.assert_called_once_with(connection, progress)
     recovery._member.begin.assert_called_once_with(progress.partition, 10)
+
+
+def test_a_topic_that_was_made_anew_stays_so_while_kafka_names_no_id(
+    recovery, progress
+):
+    progress.waiting.clear()
+    progress.range, progress.replaced, progress.topic_id = None, True, uuid4()
+    before = progress.topic_id
+    recovery._read_ids.return_value = {}
+    assert not recovery.settle(Mock(), progress)
+    assert (progress.replaced, progress.topic_id) == (True, before)
+    assert not progress.is_ready(time.monotonic())
+    recovery._member.begin.assert_not_called()
+    recovery._commits.note.assert_not_called()
+
+
+@pytest.mark.parametrize("known", [None, UUID(int=1), UUID(int=2)])
+def test_a_topic_is_looked_at_again_if_its_id_is_new(progress, known):
+    progress.topic_id = known
+    commits, ids = Mock(), Mock(poll=Mock(return_value={"orders": UUID(int=2)}))
+    partitions = {progress.partition: progress}
+    offsets = Mock(read=Mock(return_value={progress.partition: 10}))
+    looks = Looks(offsets, ids, partitions, threading.Condition(), commits, 0.0)
+    looks.look(Mock())
+    assert progress.replaced is (known != UUID(int=2))
+    # That it is another one is sure only if it had one before.
+    assert commits.note_anew.called is (known == UUID(int=1))
