@@ -166,14 +166,22 @@ def readmodel_replay(
     database = Database.of(loaded.settings)
     names = declared.group, declared.topic
     if at is None and not from_start:
-        rewound = replay(database, *names, partition)
+        rewound = replay(loaded.settings, database, *names, partition)
     else:
         places = find_start(
             loaded.settings, database, *names, "start" if at is None else at, partition
         )
         rewound = rewind(database, *names, places)
     show([one.name for one in fields(Rewound)], map(astuple, rewound), as_json)
-    if not rewound:
+    for one in rewound:
+        if one.gone:
+            click.echo(
+                f"{one.topic}/{one.partition}: skipped records that are gone, by "
+                f"retention or a cut log: {one.gone}. They are not applied, and their "
+                "rows in the table skipped stay until you delete them",
+                err=True,
+            )
+    if not any(one.after < one.before for one in rewound):
         click.echo("there is nothing to apply again", err=True)
 
 

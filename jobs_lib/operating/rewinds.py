@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs_lib.errors import OperatingError
-from jobs_lib.kafka.places import find_starts
+from jobs_lib.kafka.places import find_places, find_starts
 from jobs_lib.operating.session import bounded
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Rewound:
     """The offset that it goes on from now."""
     skipped: int
     """The rows of the table `skipped` from there on, which are deleted."""
+    gone: int = 0
+    """The rows before that whose records the topic has no more, which stay."""
 
 
 def find_repeatable(app: App, topic: str, group: str | None = None) -> Subscription:
@@ -161,32 +163,58 @@ def rewind(
 
 
 def replay(
-    database: Database, group: str, topic: str, partition: int | None = None
+    settings: Settings,
+    database: Database,
+    group: str,
+    topic: str,
+    partition: int | None = None,
 ) -> list[Rewound]:
     """Let a group go on from the first record of each partition that it has skipped.
 
     All that follows is applied again, in order: the result is as if nothing had been
-    skipped. What fails again is skipped again.
+    skipped. What fails again is skipped again. If the topic has the record no more, the
+    group goes on from the oldest one, and the row of the table `skipped` stays.
 
     Args:
+        settings: where Kafka is.
         database: with the offsets.
         group: the group's name in Kafka.
         topic: the topic's name in Kafka.
         partition: only this one; None for all.
 
-    Returns what was set back: nothing, if nothing was skipped.
+    Returns what was set back, and where records are gone; nothing, if nothing was
+    skipped.
+
+    Raises:
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers, or the database does not.
     """
+    starts = find_places(settings, topic, "start")
     with database.connect("replay") as connection, bounded(connection, database):
         known = lock(connection, database, group, topic)
-        first = connection.execute(
-            database.queries["find_first_skipped"], {"group": group, "topic": topic}
-        ).fetchall()
-        places = {
-            number: offset
-            for number, offset in first
+        asked = {
+            "group": group,
+            "topic": topic,
+            "partitions": [*starts],
+            "starts": [*starts.values()],
+        }
+        skipped = connection.execute(database.queries["find_skipped"], asked).fetchall()
+        found = {
+            number: (max(offset, starts.get(number, 0)), gone)
+            for number, offset, gone in skipped
             if offset < known.get(number, 0) and partition in (None, number)
         }
-        return set_back(connection, database, group, topic, known, places)
+        # Of some nothing is left that could be applied again.
+        places = {n: place for n, (place, _) in found.items() if place < known[n]}
+        back = {
+            one.partition: one
+            for one in set_back(connection, database, group, topic, known, places)
+        }
+        stays = {n: Rewound(topic, n, known[n], known[n], 0) for n in found}
+        return [
+            replace(one, gone=found[number][1])
+            for number, one in sorted((stays | back).items())
+        ]
 
 
 def lock(

@@ -40,12 +40,15 @@ update {schema}.origins set
     owner = null, epoch = epoch + 1, since = clock_timestamp()
 where role = 'consume:' || %(group)s and origin = any (%(origins)s)
 
--- name: find_first_skipped
--- By partition, where a replay begins. Places of an earlier topic of this name are left
--- out: their records are gone.
-select s.partition, min(s.record_offset)
+-- name: find_skipped
+-- By partition, the first record that was skipped, and how many lie before its start.
+-- Places of an earlier topic of this name are left out: their records are gone.
+select s.partition, min(s.record_offset),
+    count(*) filter (where s.record_offset < g.start_offset)
 from {schema}.skipped s
 join {schema}.offsets f using (consumer_group, topic, partition)
+left join unnest(%(partitions)s::int[], %(starts)s::bigint[])
+    as g(partition, start_offset) using (partition)
 where s.consumer_group = %(group)s and s.topic = %(topic)s
     and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
 group by s.partition

@@ -8,6 +8,7 @@ import types
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import TopicPartition
 
 from jobs_lib.cli.main import cli
 from jobs_lib.settings import default_settings
@@ -94,6 +95,43 @@ def test_a_topic_is_read_again_from_its_start_a_time_or_an_offset(
         assert result.exit_code == 0, result.output
         rows = admin.execute("select id from model where n >= 0").fetchall()
         assert sorted(rows) == [("k7",), ("k8",), ("k9",)]
+
+
+@pytest.mark.guarantee("W71")
+def test_a_replay_names_skipped_records_that_are_gone(
+    app, name, admin, kafka_admin, wait_for
+):
+    group = f"{name}-model"
+
+    def is_done() -> bool:
+        rows = admin.execute(
+            "select next_offset from jobs_lib.offsets where consumer_group = %s",
+            (group,),
+        )
+        return rows.fetchall() == [(10,)]
+
+    with running(app, "consumers"):
+        wait_for(is_done, timeout=60, what="the model is filled")
+    for offset in (3, 7):
+        admin.execute(
+            "insert into jobs_lib.skipped"
+            " (consumer_group, topic, partition, record_offset, error)"
+            " values (%s, %s, 0, %s, 'none')",
+            (group, name, offset),
+        )
+    for deleted in kafka_admin.delete_records([TopicPartition(name, 0, 6)]).values():
+        deleted.result()
+    result = call("replay", APP, name, "--group", group, "--json")
+    assert result.exit_code == 0, result.output
+    (rewound,) = json.loads(result.stdout)
+    assert [rewound[one] for one in ("before", "after", "skipped", "gone")] == [
+        10,
+        6,
+        1,
+        1,
+    ]
+    assert f"{name}/0: skipped records that are gone" in result.stderr
+    assert "a cut log: 1." in result.stderr
 
 
 @pytest.mark.parametrize(

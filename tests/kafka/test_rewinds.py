@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.rewinds import replay, rewind
@@ -131,7 +132,7 @@ def test_a_replay_leaves_the_result_as_if_nothing_had_been_skipped(
         assert read() == [n for n in range(15) if n not in broken]
         assert read_failure_count(name) == 2
         broken.clear()
-        (rewound,) = replay(database, name, name)
+        (rewound,) = replay(app.settings, database, name, name)
         assert (rewound.after, rewound.skipped) == (3, 2)
         wait_for(lambda: read() == [*range(15)], timeout=30, what="all are in order")
         wait_for(lambda: read_offsets(name) == {0: 15}, timeout=30, what="all are in")
@@ -164,16 +165,43 @@ def test_a_replay_begins_with_the_first_skipped_record(
 
     with running(app, "consumers"):
         wait_for(lambda: read_offsets(name) == {0: 15}, timeout=30, what="all are in")
-        assert replay(database, name, name, 1) == []
+        assert replay(app.settings, database, name, name, 1) == []
         broken.discard(3)
         seen.clear()
-        (rewound,) = replay(database, name, name)
+        (rewound,) = replay(app.settings, database, name, name)
         assert (rewound.after, rewound.skipped) == (3, 2)
         wait_for(lambda: seen[-1:] == [14], timeout=30, what="all come again")
         wait_for(lambda: read_offsets(name) == {0: 15}, timeout=30, what="all are in")
     # What fails again is skipped again.
     assert [*dict.fromkeys(seen)] == [n for n in range(3, 15) if n != 9]
     assert read_failure_count(name) == 1
+
+
+@pytest.mark.parametrize("start", [6, 15])
+def test_a_replay_says_which_skipped_records_are_gone_and_keeps_their_rows(
+    app, name, database, admin, kafka_admin, read_offsets, wait_for, start
+):
+    seen = []
+
+    @app.consumer(name, group=name, on_error="skip", repeatable=True)
+    def handle(record, conn) -> None:
+        seen.append(record.value)
+        if record.value in (3, 9) and not record.repeated:
+            raise ValueError("it cannot be handled yet")
+
+    with running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 15}, timeout=30, what="all are in")
+        at = [TopicPartition(name, 0, start)]
+        for deleted in kafka_admin.delete_records(at).values():
+            deleted.result()
+        seen.clear()
+        (rewound,) = replay(app.settings, database, name, name)
+        wait_for(lambda: read_offsets(name) == {0: 15}, timeout=30, what="all are in")
+    left = admin.execute("select record_offset from jobs_lib.skipped order by 1")
+    kept, counts = ([3], (6, 1, 1)) if start == 6 else ([3, 9], (15, 0, 2))
+    assert (rewound.after, rewound.skipped, rewound.gone) == counts
+    assert [offset for (offset,) in left] == kept
+    assert seen == [*range(start, 15)]
 
 
 def test_a_place_that_the_group_has_not_reached_is_refused(
