@@ -1,4 +1,9 @@
-"""Offsets that Kafka is told after the database has them: they may lag, never lead."""
+"""Offsets that Kafka is told after the database has them: they may lag, never lead.
+
+It is told all of them again and again. A group that shares its partitions without Kafka
+has no members there. So Kafka lets others replace its offsets, such as a process that
+stood still, and forgets those that nobody commits for some days.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ if TYPE_CHECKING:
     from jobs_lib.kafka.member import GroupMember, Partition
 
 _PAUSE = 1.0
+_AGAIN = 10.0
+"""Seconds after which all offsets are told again."""
 
 
 class Commits:
@@ -26,7 +33,7 @@ class Commits:
         Args:
             member: commits them.
             lock: guards the partitions, and what is noted here.
-            measures: know where no record follows a stored offset.
+            measures: know how far partitions are, and where no record follows.
         """
         self._member = member
         self._lock = lock
@@ -36,6 +43,7 @@ class Commits:
         self._told: dict[Partition, int] = {}
         """Those that it has acknowledged."""
         self._told_at = 0.0
+        self._again_at = time.monotonic() + _AGAIN
 
     def note(self, partition: Partition, offset: int) -> None:
         """Note where a partition goes on; call under the lock."""
@@ -84,10 +92,19 @@ class Commits:
             now: without a pause since the last time.
         """
         with self._lock:
-            if not self._untold or (
-                not now and time.monotonic() - self._told_at < _PAUSE
-            ):
+            at = time.monotonic()
+            if self._is_time_again(at):
+                self._untold = self._measures.find_places() | self._untold
+            if not self._untold or (not now and at - self._told_at < _PAUSE):
                 return
             offsets = dict(self._untold)
-            self._told_at = time.monotonic()
+            self._told_at = at
         self._member.commit(offsets)
+
+    def _is_time_again(self, now: float) -> bool:
+        late = now - self._again_at
+        if late < 0:
+            return False
+        self._again_at = now + _AGAIN
+        # A process that stood still may have lost its partitions, and not know it yet.
+        return late < _AGAIN

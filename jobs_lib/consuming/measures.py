@@ -126,6 +126,21 @@ class Measures:
             found = self._reached.get(partition)
         return found[1] if found is not None and found[0] == stored else stored
 
+    def find_places(self) -> dict[Partition, int]:
+        """Find where the owned partitions go on, as Kafka should have it.
+
+        Those are left out of which that is in doubt. Of a topic that was made anew
+        nothing is handled.
+        """
+        with self._lock:
+            return {
+                partition: 0
+                if progress.replaced
+                else self._find_place(partition, progress) or 0
+                for partition, progress in self._partitions.items()
+                if not (progress.leaving or progress.in_doubt)
+            }
+
     def _find_place(self, partition: Partition, progress: Progress) -> int | None:
         stored, reached = self._reached.get(partition, (None, None))
         if reached is not None and stored == progress.stored:

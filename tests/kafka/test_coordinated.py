@@ -12,8 +12,10 @@ from uuid import UUID
 import pytest
 
 from jobs_lib import ConfigurationError
+from jobs_lib.consuming import commits
 from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.errors import FencedError
+from jobs_lib.kafka.outside import OutsideCommitter
 from jobs_lib.ownership import Ownership, Process
 from jobs_lib.ownership.coordinated import CoordinationSource, name_group
 from jobs_lib.service.service import Service
@@ -258,6 +260,31 @@ def test_a_consumer_over_the_log_takes_nothing_from_a_group_of_kafka(
             linger(LINGER)
             assert read_shares(admin, role) == {"before": 4}
         await_owner("after")
+
+
+@pytest.mark.guarantee("M24")
+def test_an_offset_that_somebody_else_commits_for_the_group_is_replaced(
+    make_pod, log, bootstrap_servers, topic, monkeypatch, wait_for
+):
+    name = topic(1)
+    app = make_pod("pod", over(log, bootstrap_servers, **PATIENT, **CALM))
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, connection) -> None: ...
+
+    def is_told() -> bool:
+        return read_committed(bootstrap_servers, f"{name}-g", name) == {0: 5}
+
+    monkeypatch.setattr(commits, "_AGAIN", 0.5)
+    produce(bootstrap_servers, name, [("k", n) for n in range(5)])
+    with running(app, "consumers"):
+        wait_for(is_told, timeout=60, what="Kafka has it")
+        # As a process that stood still does, or Kafka's own tool.
+        late = OutsideCommitter(app.settings, f"{name}-g")
+        for offset in (2, 9):
+            late.commit({(name, 0): offset})
+            wait_for(is_told, timeout=30, what="Kafka has it again")
+        late.close()
 
 
 def test_jobs_of_origins_that_nobody_declared_run_too(
