@@ -288,7 +288,8 @@ class Consumer:
             progress = self._partitions.get(partition)
             if progress is None or progress.leaving:
                 return
-            if progress.stored is not None:
+            # What waits is applied before, and nothing behind it may be passed over.
+            if progress.stored is not None or progress.waiting:
                 progress.range = (start, end)
                 self._changed.notify()
                 return

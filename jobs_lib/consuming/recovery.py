@@ -96,7 +96,12 @@ class Recovery:
     ) -> None:
         """Go on where there are records, or stop where that would pass some over."""
         before = progress.stored
-        assert before is not None
+        if before is None:
+            # What waited was let go before anything was applied.
+            with self._lock:
+                progress.start_again(None)
+            self._member.begin(progress.partition, start)
+            return
         ids = self._read_ids([progress.partition[0]])
         if self._offsets.find_replaced(connection, [progress.partition], ids):
             with self._lock:

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.looks import Looks
 from jobs_lib.consuming.progress import Progress
 from jobs_lib.consuming.recovery import Recovery
@@ -82,6 +83,32 @@ def test_a_topic_that_was_made_anew_stays_so_while_kafka_names_no_id(
     assert not progress.is_ready(time.monotonic())
     recovery._member.begin.assert_not_called()
     recovery._commits.note.assert_not_called()
+
+
+def test_a_group_without_an_offset_begins_with_the_oldest_record(recovery, progress):
+    progress.waiting.clear()
+    progress.stored = None
+    with heard("offset.lost") as lost:
+        assert not recovery.settle(Mock(), progress)
+    assert not lost
+    assert progress.range is None
+    recovery._member.begin.assert_called_once_with(progress.partition, 25)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_waits_is_applied_before_a_group_without_an_offset_goes_on(
+    progress, waits
+):
+    progress.stored = progress.range = None
+    if not waits:
+        progress.waiting.clear()
+    consumer = Consumer.__new__(Consumer)
+    member: Any = Mock()
+    consumer._changed, consumer._member = threading.Condition(), member
+    consumer._partitions = {progress.partition: progress}
+    consumer.out_of_range(progress.partition, 25, 30)
+    assert progress.range == ((25, 30) if waits else None)
+    assert member.begin.called is not waits
 
 
 @pytest.mark.parametrize("known", [None, UUID(int=1), UUID(int=2)])
