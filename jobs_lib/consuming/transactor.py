@@ -21,6 +21,7 @@ from jobs_lib.consuming.transaction_writer import RefusedEventsError, Transactio
 from jobs_lib.errors import OffsetError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.refusal import explain
+from jobs_lib.kafka.shared_groups import mark_commits
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
@@ -46,7 +47,8 @@ class Transactor:
     Args:
         settings: where Kafka is, and how long a block may take.
         declared: the function, its topic and its group.
-        installation: the database's identity, a part of the transactional id.
+        installation: the database's identity, a part of the transactional id, and the
+            mark of what it commits.
         process: names this process among those of the group; stable over restarts.
         largest: bytes that an event may have; 0 leaves that to the client.
     """
@@ -62,6 +64,7 @@ class Transactor:
     ) -> None:
         self._settings = settings
         self._declared = declared
+        self._mark = mark_commits(installation)
         stopping = threading.Event()
         # Before the offsets are read, what a dead process has left open must be over.
         # So it ends before Kafka gives the partitions of a dead member to another one.
@@ -216,7 +219,7 @@ class Transactor:
         events: list[Event],
         following: int,
     ) -> None:
-        place = TopicPartition(*partition, following)
+        place = TopicPartition(*partition, following, self._mark)
         with self.pulse.elsewhere():
             self._writer.write(events, place, consumer.consumer_group_metadata())
         self._next[partition] = following

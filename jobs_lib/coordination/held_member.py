@@ -46,6 +46,7 @@ class HeldMember(GroupMember):
         client_id: str,
         may_join: Callable[[], bool] = lambda: True,
         fenced: Callable[[FencedError], None] = lambda error: None,
+        mark: str = "",
     ) -> None:
         """Prepare to share.
 
@@ -58,8 +59,11 @@ class HeldMember(GroupMember):
             may_join: see :class:`jobs_lib.kafka.member.GroupMember`.
             fenced: called when another process has this client's name. The member
                 then ends for good.
+            mark: the metadata of all offsets that it commits.
         """
-        super().__init__(settings, group, topics, may_join=may_join, fenced=fenced)
+        super().__init__(
+            settings, group, topics, may_join=may_join, fenced=fenced, mark=mark
+        )
         self._cooperative = True
         self._log_group = log_group
         self._client_id = client_id

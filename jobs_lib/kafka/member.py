@@ -41,6 +41,7 @@ class GroupMember(Poller):
         *,
         may_join: Callable[[], bool] = lambda: True,
         fenced: Callable[[FencedError], None] = lambda error: None,
+        mark: str = "",
     ) -> None:
         """Prepare to join.
 
@@ -52,6 +53,7 @@ class GroupMember(Poller):
                 out of the group, and others have its partitions.
             fenced: called when the broker has given this member's place to another
                 process of the same name. The member then ends for good.
+            mark: the metadata of all offsets that it commits.
         """
         super().__init__(
             settings,
@@ -63,6 +65,7 @@ class GroupMember(Poller):
         self._commits: deque[list[TopicPartition]] = deque()
         self._may_join = may_join
         self._fenced = fenced
+        self._mark = mark
         self._leaves_at_once = False
 
     def may_oust(self, partition: Partition) -> bool:
@@ -75,7 +78,10 @@ class GroupMember(Poller):
         Listeners learn of those that were acknowledged.
         """
         self._commits.append(
-            [TopicPartition(t, p, offset) for (t, p), offset in offsets.items()]
+            [
+                TopicPartition(*partition, offset, self._mark)
+                for partition, offset in offsets.items()
+            ]
         )
 
     # The poll thread

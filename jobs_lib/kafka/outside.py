@@ -24,14 +24,16 @@ class OutsideCommitter:
     Kafka takes them as long as nobody else is a member of the group.
     """
 
-    def __init__(self, settings: Settings, group: str) -> None:
+    def __init__(self, settings: Settings, group: str, mark: str = "") -> None:
         """Prepare; no connection is made before the first commit.
 
         Args:
             settings: where the brokers are.
             group: by its name in Kafka.
+            mark: the metadata of all offsets that it commits.
         """
         self.group = group
+        self._mark = mark
         self._settings = settings
         self._client: Consumer | None = None
         self._refusals: deque[AccessError] = deque(maxlen=1)
@@ -48,7 +50,7 @@ class OutsideCommitter:
             self._client = make_consumer(
                 self._settings, self.group, self._refusals.append, joins=False
             )
-        places = [TopicPartition(*one, at) for one, at in offsets.items()]
+        places = [TopicPartition(*one, at, self._mark) for one, at in offsets.items()]
         try:
             answered: Any = self._client.commit(offsets=places, asynchronous=False)
         except KafkaException as failure:

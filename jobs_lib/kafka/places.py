@@ -285,13 +285,27 @@ def read_committed(
     Raises:
         UnavailableError: no broker answers.
     """
+    found = read_commits(settings, group, topic, timeout)
+    return {one.partition: one.offset for one in found if one.offset >= 0}
+
+
+def read_commits(
+    settings: Settings, group: str, topic: str, timeout: float = 5.0
+) -> list[TopicPartition]:
+    """Read what a group has committed of each partition, with its metadata.
+
+    The offset of a partition of which it has committed none is negative.
+
+    Raises:
+        UnavailableError: no broker answers.
+    """
     count = list_partitions(settings, [topic])[topic]
     asked = [TopicPartition(topic, number) for number in range(count)]
     # It never joins. The admin client's question ends the process where the group has
     # no coordinator for a moment (confluentinc/librdkafka issue 5040).
     consumer = make_consumer(settings, group)
     try:
-        found = _ask_committed(consumer, asked, timeout) if asked else []
+        return _ask_committed(consumer, asked, timeout) if asked else []
     except KafkaException as error:
         raise UnavailableError(
             f"no Kafka broker at {settings.kafka_bootstrap_servers} gives the offsets "
@@ -299,7 +313,6 @@ def read_committed(
         ) from None
     finally:
         consumer.close()
-    return {one.partition: one.offset for one in found if one.offset >= 0}
 
 
 def _ask_committed(

@@ -17,6 +17,7 @@ from jobs_lib.coordination.held_member import HeldMember
 from jobs_lib.executor import Executor
 from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.outside import OutsideCommitter
+from jobs_lib.kafka.shared_groups import mark_commits
 from jobs_lib.kafka.topic_ids import TopicIds
 from jobs_lib.outbox.relay import Relay
 from jobs_lib.ownership import DatabaseSource, Ownership
@@ -165,7 +166,7 @@ class PartMaker:
             placed=find_placed(self.app),
             committer=None
             if tells is None
-            else OutsideCommitter(settings, tells.done_group),
+            else OutsideCommitter(settings, tells.done_group, self._mark),
         )
         ownership = self._own(f"consume:{group}", source, consumer)
         source.serve(ownership)
@@ -181,6 +182,7 @@ class PartMaker:
                 topics,
                 may_join=lambda: not process.is_cut_off(),
                 fenced=self.fail,
+                mark=self._mark,
             )
         return HeldMember(
             self.app.settings,
@@ -190,6 +192,7 @@ class PartMaker:
             client_id=self._name_process(),
             may_join=lambda: not process.is_cut_off(),
             fenced=self.fail,
+            mark=self._mark,
         )
 
     def make_transactors(self) -> list[Transactor]:
@@ -333,6 +336,10 @@ class PartMaker:
 
     def _name_group(self, role: str) -> str:
         return name_group(self.installation, role)
+
+    @property
+    def _mark(self) -> str:
+        return mark_commits(self.installation)
 
     def _name_process(self) -> str:
         """A name of this process's own, which is the same after a restart."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
@@ -13,6 +14,7 @@ from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.refusal import MISSING, missing_topics
+from jobs_lib.kafka.shared_groups import APART, find_shared
 from jobs_lib.postgres.values import quote
 
 if TYPE_CHECKING:
@@ -203,6 +205,36 @@ def check_dependencies(app: App, parts: Collection[str]) -> None:
                 "the same number of partitions and the same keys, or name groups that "
                 f"read {topic!r}"
             )
+
+
+def refuse_shared_groups(
+    database: Database, app: App, parts: Collection[str], installation: UUID
+) -> None:
+    """Refuse to join a group whose members serve another database.
+
+    They and this service would read a share of the partitions each. Where Kafka does
+    not say who the members are, the start goes on.
+
+    Raises:
+        ConfigurationError: there is such a group.
+    """
+    if "consumers" not in parts:
+        return
+    pairs = [(one.group, one.topic) for one in app.consumers]
+    pairs += [(one.group, one.topic) for one in app.transactionals]
+    read: dict[str, set[str]] = {}
+    for group, topic in pairs:
+        read.setdefault(group, set()).add(topic)
+    with contextlib.suppress(UnavailableError):
+        for found in find_shared(
+            app.settings, installation, read, partial(_read_pods, database)
+        ):
+            raise ConfigurationError(f"{found}: {APART}")
+
+
+def _read_pods(database: Database) -> set[str]:
+    with database.connect("start") as connection:
+        return {pod for (pod,) in connection.execute(database.queries["read_pods"])}
 
 
 def check_model_tables(database: Database, app: App, parts: Collection[str]) -> None:

@@ -44,6 +44,7 @@ from jobs_lib.service.preparation import (
     find_dependencies,
     job_consumers,
     read_installation,
+    refuse_shared_groups,
     warn_of_missing_topics,
 )
 from jobs_lib.service.probes import Probes
@@ -164,7 +165,8 @@ class Service:
             TopicError: the home topic cannot be declared.
             ConfigurationError: no part has anything to do, the port of the probes
                 is not available, Kafka's client does not know a setting, a topic's
-                schema is not registered, or a read model's table does not fit.
+                schema is not registered, a read model's table does not fit, or the
+                service of another database reads in one of the groups.
         """
         try:
             if self.settings.probes_port:
@@ -239,6 +241,9 @@ class Service:
         )
         self._patiently(partial(check_places, self.database, self.app, self.parts))
         reaches = can_reach_kafka(self.app, self.parts, sidecar=self._sidecar)
+        if reaches:
+            shown = self.database, self.app, self.parts, installation
+            self._patiently(partial(refuse_shared_groups, *shown))
         self._patiently(partial(check_dependencies, self.app, self.parts))
         self._patiently(partial(check_coordination, self.app, self.parts))
         self._patiently(self.app.load_schemas)

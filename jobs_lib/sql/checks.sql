@@ -223,6 +223,9 @@ cross join lateral (
     select topic, key, shard from {schema}.outbox limit %(rows)s
 ) o
 
+-- name: check_consumed
+select distinct consumer_group, topic from {schema}.offsets
+
 -- name: backend_pid
 select pg_backend_pid()
 

@@ -342,5 +342,9 @@ select {server}
 select case when {server} = %(server)s::bigint then 0
     else ('another server, started at ' || pg_postmaster_start_time())::int end
 
+-- name: read_pods
+-- Of a process that was killed, too: it stays a member of its groups for a while.
+select distinct pod from {schema}.processes
+
 -- name: read_installation
 select id, shards, environment from {schema}.installation

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import psycopg
 import pytest
 
 from jobs_lib.errors import ConfigurationError, OperatingError
+from jobs_lib.kafka.shared_groups import find_shared
 from jobs_lib.naming import name_in_kafka
+from jobs_lib.operating.checks.consumers import check_shared
+from jobs_lib.operating.checks.finding import Limits, Target
 from jobs_lib.operating.switching import switch
 from jobs_lib.operating.topics import apply_topics, plan_topics
 from jobs_lib.operating.where import where
@@ -15,8 +22,12 @@ from jobs_lib.service.resync import resync
 from jobs_lib.service.service import Service
 from jobs_lib.settings import load_settings
 from tests.support.apps import HOME, executing, make_app, running
-from tests.support.records import produce, read_topic
+from tests.support.records import produce, read_committed, read_topic
 from tests.support.topics import create_topic
+
+if TYPE_CHECKING:
+    from jobs_lib import App
+    from jobs_lib.operating.checks.finding import Finding
 
 ENVIRONMENTS = ["dev", "staging", "prod"]
 
@@ -219,6 +230,73 @@ def test_a_copied_database_becomes_another_environments_and_loses_waiting_rows(
         ("dev.things",)
     ]
     assert ran == []
+
+
+@pytest.mark.guarantee("W51")
+def test_a_service_does_not_join_a_group_that_reads_for_another_database(
+    jobs_databases, bootstrap_servers, topic, wait_for
+):
+    name = topic(2)
+    produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(20)])
+
+    def committed() -> dict[int, int]:
+        return read_committed(bootstrap_servers, f"{name}-readers", name) or {}
+
+    with jobs_databases.fresh() as one, jobs_databases.fresh() as other:
+        with psycopg.connect(other) as connection:
+            # Both databases are copies of one template.
+            connection.execute(
+                "update jobs_lib.installation set id = gen_random_uuid()"
+            )
+        first, seen = make_reader(one, bootstrap_servers, name, "pod-1")
+        second, seen_by_second = make_reader(other, bootstrap_servers, name, "pod-2")
+        named = f"topic '{name}' in the group '{name}-readers', as "
+        with running(first, "consumers"):
+            wait_for(
+                lambda: sum(committed().values()) >= 20, timeout=60, what="all is read"
+            )
+            before = committed()
+            with pytest.raises(
+                ConfigurationError,
+                match=rf"{named}pod-1 at [\d.]+: .*JOBS_LIB_ENVIRONMENT.*another group",
+            ):
+                Service(second, ["consumers"]).start()
+            assert all(at >= before[number] for number, at in committed().items())
+            assert check_groups(first) == []
+            # Offsets of a database before may stand until all partitions are taken.
+            read = {f"{name}-readers": [name]}
+            shared = find_shared(first.settings, uuid4(), read, lambda: {"pod-1"})
+            assert [*shared] == []
+        with running(second, "consumers"):
+            wait_for(lambda: len(seen_by_second) == 20, timeout=60, what="it reads")
+            (found,) = wait_for(
+                lambda: check_groups(first), timeout=60, what="the check names it"
+            )
+            assert found.what.startswith(
+                f"the service of another database reads the {named}pod-2"
+            )
+    assert sorted(seen) == sorted(seen_by_second)
+
+
+def make_reader(
+    url: str, bootstrap_servers: str, topic: str, pod: str
+) -> tuple[App, list[str]]:
+    """Make an app that notes the keys of a topic's records."""
+    app = make_app(url, kafka_bootstrap_servers=bootstrap_servers, pod=pod)
+    seen: list[str] = []
+
+    @app.consumer(topic, group=f"{topic}-readers")
+    def read(record, connection) -> None:
+        seen.append(record.key)
+
+    return app, seen
+
+
+def check_groups(app: App) -> list[Finding]:
+    database = app.database()
+    with database.connect("check") as connection:
+        target = Target(connection, database, app.settings, Limits(), None)
+        return [*check_shared(target)]
 
 
 @pytest.mark.parametrize(

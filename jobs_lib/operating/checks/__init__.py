@@ -46,12 +46,13 @@ CHECKS: dict[str, Callable[[Target], Iterator[Finding]]] = {
     "read models": read_models.check_tables,
     "stopped partitions": consumers.check_stopped,
     "skipped records": consumers.check_skipped,
+    "shared groups": consumers.check_shared,
     "topics": kafka.check_topics,
     "coordination log": coordination.check_log,
 }
 
 # Not in one bounded transaction: the first needs several, the others wait for Kafka.
-_UNBOUNDED = {"pooler", "topics", "coordination log"}
+_UNBOUNDED = {"pooler", "shared groups", "topics", "coordination log"}
 
 
 def check(

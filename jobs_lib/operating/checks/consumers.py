@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs_lib.kafka.shared_groups import APART, find_shared
 from jobs_lib.operating.checks.finding import Finding
 from jobs_lib.postgres.values import quote
 
@@ -54,6 +55,23 @@ def check_skipped(target: Target) -> Iterator[Finding]:
             f"{_literal(group)} and topic = {_literal(topic)} and partition = "
             f"{partition}",
         )
+
+
+def check_shared(target: Target) -> Iterator[Finding]:
+    """Check that no service of another database reads in one of the groups."""
+    settings = target.settings
+    if not settings.kafka_bootstrap_servers:
+        return
+    read: dict[str, set[str]] = {}
+    for group, topic in target.rows("check_consumed"):
+        read.setdefault(group, set()).add(topic)
+    ((installation, *_),) = target.rows("read_installation")
+
+    def find_pods() -> set[str]:
+        return {pod for (pod,) in target.rows("read_pods")}
+
+    for found in find_shared(settings, installation, read, find_pods):
+        yield Finding("error", "shared groups", str(found), APART)
 
 
 def _literal(text: str) -> str:
