@@ -11,6 +11,7 @@ import platform
 import re
 from difflib import get_close_matches
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
@@ -410,7 +411,7 @@ class Settings(BaseSettings):
 
     @field_validator("topic_template")
     @classmethod
-    def _is_template(cls, template: str) -> str:
+    def _is_template(cls, template: str, info: ValidationInfo) -> str:
         if sorted(_PLACEHOLDER.findall(template)) != ["{environment}", "{name}"]:
             raise ValueError(
                 f"{template!r} must have {{environment}} and {{name}} in it, once each"
@@ -419,6 +420,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{template!r} may have letters, digits and . _ - beside these"
             )
+        # What was refused itself is not there.
+        known = {*info.data.get("environments", ()), info.data.get("environment", "")}
+        for one, other in combinations(sorted(known - {""}), 2):
+            if _may_meet(template, one, other):
+                raise ValueError(
+                    f"{template!r} can give a topic of the environment {one!r} the "
+                    f"same name as one of {other!r}: separate environment and name by "
+                    "a character that no environment has, such as a dot"
+                )
         return template
 
     @classmethod
@@ -494,6 +504,15 @@ def check_url(url: str) -> str:
     if not _is_readable(url):
         raise ConfigurationError(_UNREADABLE)
     return url
+
+
+def _may_meet(template: str, one: str, other: str) -> bool:
+    """Whether some names of two environments are the same."""
+    before, after = template.replace("{environment}", one).split("{name}")
+    begins, ends = template.replace("{environment}", other).split("{name}")
+    return (before.startswith(begins) or begins.startswith(before)) and (
+        after.endswith(ends) or ends.endswith(after)
+    )
 
 
 def check_schema(name: str) -> None:

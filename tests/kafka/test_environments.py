@@ -301,10 +301,16 @@ def check_groups(app: App) -> list[Finding]:
 
 @pytest.mark.parametrize(
     ("template", "name"),
-    [("{environment}.{name}", "dev.things"), ("{name}-{environment}", "things-dev")],
+    [
+        ("{environment}.{name}", "dev.things"),
+        ("{name}-{environment}", "things-dev"),
+        ("x{name}.{environment}.y", "xthings.dev.y"),
+    ],
 )
 def test_a_template_says_where_the_environment_stands(template, name):
-    settings = load_settings(environment="dev", topic_template=template)
+    settings = load_settings(
+        environment="dev", environments=["dev", "prod"], topic_template=template
+    )
     assert name_in_kafka(settings, "things") == name
     with pytest.raises(ConfigurationError, match="declare it as 'things'"):
         name_in_kafka(settings, name)
@@ -318,6 +324,19 @@ def test_a_template_says_where_the_environment_stands(template, name):
         {"topic_template": "{environment} {name}"},
         {"topic_template": "{environment}.{name}.{other}"},
         {"environment": "de.v"},
+        # `eu-things` of prod and `things` of prod-eu; likewise `things-prod` of eu.
+        {
+            "environment": "prod",
+            "environments": ["prod", "prod-eu"],
+            "topic_template": "{environment}-{name}",
+        },
+        {
+            "environment": "eu",
+            "environments": ["eu", "prod-eu"],
+            "topic_template": "x-{name}-{environment}",
+        },
+        # A process without an environment keeps away from those that it knows.
+        {"environments": ["a", "ab"], "topic_template": "{environment}{name}"},
     ],
 )
 def test_a_template_that_cannot_tell_environments_apart_is_refused(given):
