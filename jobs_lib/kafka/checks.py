@@ -26,6 +26,13 @@ _VERSIONS = range(-(2**63), 2**63)
 """The values of a bigint."""
 _TOMBSTONES = "delete.retention.ms"
 _TWO_DAYS_MS = 172_800_000
+COMPACTION_LAG = "min.compaction.lag.ms"
+"""A topic's setting in Kafka: how long each record is kept at least."""
+_LEAST = {_TOMBSTONES, COMPACTION_LAG}
+"""Settings whose default is the least that will do."""
+_COMPRESSION = "compression.type"
+_MAYBE_PLAIN = {"producer", "uncompressed"}
+"""Values of it by which records may lie in the topic as they are."""
 
 
 class Limits(Protocol):
@@ -133,7 +140,7 @@ def make_config(
         ConfigurationError: tombstones would be kept too shortly, or a limit is no
             number.
     """
-    config = {"compression.type": "lz4", "cleanup.policy": "delete"}
+    config = {_COMPRESSION: "lz4", "cleanup.policy": "delete"}
     if compacted:
         config |= {"cleanup.policy": "compact", _TOMBSTONES: str(_TWO_DAYS_MS)}
     config |= {key: str(value) for key, value in given.items()}
@@ -146,6 +153,17 @@ def make_config(
         )
     check_config(name, config)
     return config
+
+
+def is_as_good(name: str, found: str, default: str) -> bool:
+    """Whether a topic may keep another value of a setting than the default.
+
+    An operator who keeps tombstones for longer, or compresses in another way, has done
+    so on purpose.
+    """
+    if name == _COMPRESSION:
+        return found not in _MAYBE_PLAIN
+    return name in _LEAST and found.isdecimal() and int(found) >= int(default)
 
 
 def check_config(name: str, config: Mapping[str, str]) -> None:

@@ -14,10 +14,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from jobs_lib.errors import TopicError
+from jobs_lib.kafka.checks import is_as_good
 from jobs_lib.kafka.client import create_topic, list_partitions, make_admin
 from jobs_lib.kafka.refusal import explain_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from jobs_lib.app import App
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.streams.stream import Stream
@@ -63,10 +66,18 @@ def plan_topics(app: App) -> list[Change]:
             changes.append(
                 Change(name, "partitions", str(count), wanted, applies=False)
             )
-        for key, value in topic.config.items():
-            if (now := found[name].get(key, "")) != value:
-                changes.append(Change(name, key, now, value, applies=True))
+        changes += _compare(topic, found[name])
     return changes
+
+
+def _compare(
+    topic: Topic[Any] | Stream[Any], found: Mapping[str, str]
+) -> Iterator[Change]:
+    """Compare the settings: of those that nobody declared, only what will not do."""
+    for key, value in topic.config.items():
+        now = found.get(key, "")
+        if now != value and (key in topic.given or not is_as_good(key, now, value)):
+            yield Change(topic.name, key, now, value, applies=True)
 
 
 def apply_topics(app: App) -> list[Change]:

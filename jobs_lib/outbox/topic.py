@@ -65,6 +65,8 @@ class Topic(Generic[V]):
         self._largest: int | None = None
         self.compacted = compacted
         self.partitions = partitions
+        self.given = config
+        """The settings in Kafka that the app has declared."""
         self.config = make_config(name, config, compacted=compacted)
         """How the topic is set in Kafka."""
         self.merge = merge

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic
 from typing_extensions import TypeVar
 
 from jobs_lib.errors import ConfigurationError, PayloadError
-from jobs_lib.kafka.checks import check_key, check_size, find_largest, make_config
+from jobs_lib.kafka.checks import (
+    COMPACTION_LAG,
+    check_key,
+    check_size,
+    find_largest,
+    make_config,
+)
 from jobs_lib.naming import name_in_kafka
 from jobs_lib.reasons import explain
 from jobs_lib.streams.cause import check_cause
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     Check = Callable[[str, Any, psycopg.Connection[Any]], object]
 
 V = TypeVar("V", default=Any)
-_LAG = "min.compaction.lag.ms"
-"""A topic's setting in Kafka: how long each record is kept at least."""
 _UPKEEP_SECONDS = 7_200.0
 """The upkeep removes old requests once an hour or so."""
 
@@ -82,7 +86,8 @@ class Stream(Generic[V]):
         """The name without the environment's template."""
         self._name: str | None = None
         self._largest: int | None = None
-        self._config = config
+        self.given = config
+        """The settings in Kafka that the app has declared."""
         self._settings = settings
         self._publishing = publishing
         self.partitions = partitions
@@ -111,14 +116,14 @@ class Stream(Generic[V]):
             ConfigurationError: the declaration lets compaction take it earlier.
         """
         needed = int((self._settings().request_seconds + _UPKEEP_SECONDS) * 1000)
-        config = {_LAG: str(needed), **self._config}
-        kept = config[_LAG]
+        config = {COMPACTION_LAG: str(needed), **self.given}
+        kept = config[COMPACTION_LAG]
         if not kept.isdecimal() or int(kept) < needed:
             raise ConfigurationError(
-                f"the stream {self.declared!r} is declared with {_LAG}={kept}, and "
-                "must keep each record for as long as requests are remembered "
-                f"(JOBS_LIB_REQUEST_SECONDS), and two hours: give {needed} or more, or "
-                "leave it out"
+                f"the stream {self.declared!r} is declared with "
+                f"{COMPACTION_LAG}={kept}, and must keep each record for as long as "
+                "requests are remembered (JOBS_LIB_REQUEST_SECONDS), and two hours: "
+                f"give {needed} or more, or leave it out"
             )
         return make_config(self.declared, config, compacted=True)
 
@@ -126,7 +131,7 @@ class Stream(Generic[V]):
     def largest(self) -> int:
         """Bytes that a record's key and value may have, as far as is known here."""
         if self._largest is None:
-            self._largest = find_largest(self._config, self._settings())
+            self._largest = find_largest(self.given, self._settings())
         return self._largest
 
     def publish(

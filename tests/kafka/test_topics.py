@@ -133,6 +133,27 @@ def test_a_plan_applies_all_differences_of_a_topic_except_its_partitions(
     )
 
 
+@pytest.mark.guarantee("W47", "W48")
+def test_a_plan_leaves_what_an_operator_has_set_instead_of_a_default(app, topic):
+    week, day = "604800000", "86400000"
+    keeps = {"cleanup.policy": "compact", "compression.type": "zstd"}
+    longer, shorter, declared, stream = (
+        topic(1, config=keeps | {"delete.retention.ms": kept})
+        for kept in (week, day, week, week)
+    )
+    for name in (longer, shorter):
+        app.topic(name, compacted=True, partitions=1)
+    two_days = {"delete.retention.ms": "172800000", "compression.type": "lz4"}
+    app.topic(declared, compacted=True, partitions=1, config=two_days)
+    app.stream(stream, partitions=1)
+    assert {(c.topic, c.what, c.found, c.wanted) for c in plan_topics(app)} == {
+        (shorter, "delete.retention.ms", day, "172800000"),
+        (declared, "delete.retention.ms", week, "172800000"),
+        (declared, "compression.type", "zstd", "lz4"),
+        (stream, "min.compaction.lag.ms", "0", "93600000"),
+    }
+
+
 @pytest.mark.guarantee("U4")
 def test_the_command_fails_where_it_could_not_apply(app, topic, monkeypatch):
     name = topic(2)
