@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 _BARRED = 0.05
 """Seconds between checks whether the process has its lease back."""
 _HOARDED = 1.0
-"""Seconds that a claimed job may wait for a worker before it is released."""
+"""Seconds that a claimed job may wait for a worker before it is released. Meanwhile it
+may be paused, and a crash counts for it."""
 
 
 class Dispatcher:
@@ -110,6 +111,9 @@ class Dispatcher:
         self._finished.wake = self._wakeup.set
         self._settler = Settler(claimer, completer, pace, meter)
         self._put_at = 0.0
+        self._aged_at, self._aged = 0.0, 0
+        """When to look next for claims that have become old, and up to which number
+        claims are old then."""
         self._stopping = threading.Event()
         self._commands = Commands(self._wakeup.set)
         self._hand_over = HandOver(
@@ -263,6 +267,7 @@ class Dispatcher:
     def _round(self, round_trip: RoundTrip) -> None:
         self._commands.run()
         self._collect()
+        self._release_old()
         gated = self._claimer.gated
         gated.look()
         opened = gated.prepare(self._claimer.cursors, self._claimer.wanted)
@@ -417,10 +422,29 @@ class Dispatcher:
         They may run elsewhere, and a crash of this process cannot touch them.
         """
         self._put_at = time.monotonic()
-        for item in self._workers.take_back(self._finished):
-            self._claimer.take_back(item)
+        self._take_back_ready()
         for lane in self._claimer.in_flight.lanes.values():
             self._claimer.in_flight.shorten(lane)
+
+    def _take_back_ready(self) -> None:
+        for item in self._workers.take_back(self._finished):
+            self._claimer.take_back(item)
+
+    def _release_old(self) -> None:
+        """The same for jobs of old claims, while workers begin and end others."""
+        now = time.monotonic()
+        if now < self._aged_at:
+            return
+        self._aged_at = now + _HOARDED / 2
+        last, self._aged = self._aged, self._claimer.seq
+        in_flight = self._claimer.in_flight
+        old = in_flight.find_old(last)
+        # Behind a limit a job waits for its value, and delays no other.
+        if old.waits and self._limiter is None:
+            # The younger ones, too: otherwise they would overtake the old ones.
+            self._take_back_ready()
+        for lane in old.lanes:
+            in_flight.shorten(lane)
 
     def _cancel(self) -> None:
         """Ask running jobs to stop, because somebody has cancelled them."""

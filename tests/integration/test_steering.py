@@ -11,7 +11,7 @@ import pytest
 
 from jobs_lib import Cancel, Job
 from jobs_lib.operating import cancel, pause, resume
-from tests.support.apps import executing, make_app
+from tests.support.apps import HOME, executing, make_app
 from tests.support.waiting import least
 
 pytestmark = pytest.mark.expects("fenced")
@@ -176,3 +176,51 @@ def test_a_pause_holds_on_all_pods_within_a_second_until_resumed(
 
     with pods():
         assert least(pause_and_resume, WITHIN) < WITHIN
+
+
+@pytest.mark.guarantee("J15")
+@pytest.mark.parametrize("kind", ["group", "type"])
+def test_a_pause_also_stops_what_a_busy_pod_has_claimed_before(
+    app, admin, connect, database, wait_for, kind
+):
+    begun: list[int] = []
+    quick: list[int] = []
+    gate = threading.Event()
+
+    @app.job(group="group")
+    def work(job: Job, group: str) -> None:
+        begun.append(job.id)
+        gate.wait(60)
+
+    # The loop runs these at once, while the others wait for a thread.
+    @app.job()
+    async def other(job: Job) -> None:
+        quick.append(job.id)
+
+    def run_another() -> None:
+        with connect() as connection:
+            last = other.options(origin="local/1").enqueue(connection)
+        wait_for(lambda: last in quick, timeout=30, what="the pod is busy")
+
+    def claimed() -> set[int]:
+        run_another()
+        rows = admin.execute("select unnest(ids) from jobs_lib.claims").fetchall()
+        return {job_id for (job_id,) in rows} & set(jobs)
+
+    # One lane of one group, or lanes that wait for a thread.
+    groups = ["held"] * 8 if kind == "group" else [f"g{n}" for n in range(8)]
+    with connect() as connection:
+        held = work.options(origin="local/1")
+        jobs = [held.enqueue(connection, group=name) for name in groups]
+    with executing(app, HOME, workers=1):
+        wait_for(lambda: len(claimed() - {*begun}) > 1, what="some wait")
+        assert pause(database, kind, "held" if kind == "group" else "work").changed
+        wait_for(lambda: claimed() == {*begun}, timeout=30, what="they are released")
+        gate.set()
+        wait_for(lambda: claimed() == set(), timeout=30, what="the first one ends")
+        for _ in range(5):
+            run_another()
+        assert len(begun) == 1
+        assert resume(database, kind, "held" if kind == "group" else "work").changed
+        wait_for(lambda: len(begun) == 8, timeout=30, what="the others run")
+    assert sorted(begun) == jobs

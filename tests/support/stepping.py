@@ -134,6 +134,8 @@ class Pod:
             None,
             lambda: False,
         )
+        # No time passes between two steps.
+        self.dispatcher._aged_at = math.inf
         me: Any = self
         self._ownership = Ownership(
             database, me, "execute", me, me, interval=1, stale_after=1,

@@ -193,6 +193,11 @@ class Claimer:
     # Asking
 
     @property
+    def seq(self) -> int:
+        """The number of the last claim."""
+        return self._seq
+
+    @property
     def is_barred(self) -> bool:
         """Whether the owner may begin no job now, so that a claim would be useless."""
         return self._get_lease().is_over()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,6 +21,15 @@ def name_rows(jobs: Sequence[ClaimedJob]) -> dict[str, Any]:
         "ids": [job.id for job in jobs],
         "times": [job.enqueued for job in jobs],
     }
+
+
+class Old(NamedTuple):
+    """What is left of old claims."""
+
+    waits: bool
+    """Whether a job or a lane of them waits for a worker."""
+    lanes: list[Lane]
+    """Their lanes that a worker goes through."""
 
 
 class InFlight:
@@ -84,6 +93,13 @@ class InFlight:
         """A claimed job will not run now: take it out of its claim."""
         self.remove(job)
         self.given_back.append(job)
+
+    def find_old(self, seq: int) -> Old:
+        """Find what is left of the claims up to a number."""
+        old = [job for job in self.jobs.values() if job.lane.seq <= seq]
+        begun = {job.lane for job in old if job.started and job.group is not None}
+        waits = any(not job.started and job.lane not in begun for job in old)
+        return Old(waits, [lane for lane in begun if lane.jobs])
 
     def shorten(self, lane: Lane) -> None:
         """Release the jobs that wait behind a lane's running job."""
