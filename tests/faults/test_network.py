@@ -254,6 +254,72 @@ def test_a_query_that_fails_before_the_handler_costs_no_attempt(
     assert attempts(url) == {("completed", 1)}
 
 
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("J9", "J20")
+@pytest.mark.parametrize("asked", ["payload", "start", "begin", "commit", "async"])
+def test_a_time_limit_does_not_count_the_wait_for_a_silent_database(
+    url, connect, proxy, wait_for, monkeypatch, asked
+):
+    monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
+    app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
+    lent, gate = threading.Event(), threading.Event()
+    held: list[str] = []
+
+    def hold(moment: str) -> None:
+        if asked == moment and not held:
+            held.append(moment)
+            proxy.hold()
+
+    @app.job()
+    def first(job) -> None:
+        with job.transaction() as connection:
+            connection.execute("select 1")
+        lent.set()
+        gate.wait(60)
+
+    once = exponential(max_attempts=1)
+    rate = Rate(1_000) if asked == "start" else None
+
+    @app.job(time_limit=0.5, retry=once, rate=rate)
+    def work(job, text: str) -> None:
+        hold("begin")
+        with job.transaction() as connection:
+            connection.execute("select 1")
+            hold("commit")
+
+    @app.job(time_limit=0.5, retry=once)
+    async def wait(job, text: str) -> None:
+        async with job.transaction() as connection:
+            await connection.execute("select 1")
+            hold("async")
+
+    def enqueue_timed(connection) -> None:
+        kind = wait if asked == "async" else work
+        text = "".join(map(str, range(10_000))) if asked == "payload" else ""
+        kind.options(origin="local/1").enqueue(connection, text=text)
+
+    with connect() as connection:
+        first.options(origin="local/1").enqueue(connection)
+        if asked != "async":
+            # The same claim takes it, and it waits for the only worker.
+            enqueue_timed(connection)
+    with heard("job.ran") as ran, executing(app, HOME, workers=1):
+        wait_for(lent.is_set, what="the pool has a connection")
+        if asked in ("payload", "start"):
+            proxy.hold()
+        if asked == "async":
+            with connect() as connection:
+                enqueue_timed(connection)
+        gate.set()
+        wait_for(
+            lambda: "snoozed" in [fields["outcome"] for _, fields in ran],
+            what="it is put off",
+        )
+        proxy.release()
+        wait_for(lambda: count(url) == 0, timeout=40, what="all have run")
+    assert attempts(url) == {("completed", 1)}
+
+
 @pytest.mark.expects("loop.failed", "fenced")
 @pytest.mark.guarantee("FP19")
 def test_a_stop_waits_for_no_answer_of_the_database_when_no_job_runs(

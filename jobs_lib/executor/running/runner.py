@@ -24,6 +24,7 @@ from jobs_lib.executor.lane import FAILED, ClaimedJob, Outcome, Result
 from jobs_lib.executor.limiting.gate import GateClosed
 from jobs_lib.executor.running.forked import end_if_forked
 from jobs_lib.executor.running.in_turn import lend_in_turn
+from jobs_lib.executor.running.own_time import OwnTime
 from jobs_lib.jobs.batch import Item
 from jobs_lib.jobs.context import Place, handled, held, holding
 from jobs_lib.jobs.job import Cancel, Discard, RetryAfter, Snooze
@@ -240,7 +241,8 @@ class Runner:
         outcome = None
         try:
             if job.payload is None:
-                job.payload = await asyncio.to_thread(self._read_payload, job)
+                with OwnTime(job):
+                    job.payload = await asyncio.to_thread(self._read_payload, job)
                 job.lane.ensure_may_begin()
             values = self._decode(job)
             token = handled.set(job.lane.origin)
@@ -278,7 +280,7 @@ class Runner:
         return outcome
 
     def _read_payload(self, job: ClaimedJob) -> str:
-        with self._connections.ask("payload", "read") as connection:
+        with OwnTime(job), self._connections.ask("payload", "read") as connection:
             row = connection.execute(
                 self._connections.queries["payload"],
                 {"origin": job.origin, "id": job.id},

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.executor.running.own_time import OwnTime
 from jobs_lib.jobs.job import RateLimited
 from jobs_lib.jobs.rate import LEASED
 
@@ -73,13 +74,15 @@ class Throttle:
 
         @wraps(function)
         def guarded(job: ClaimedJob, /, **values: Any) -> Any:
-            self._admit(job, name, limit)
+            with OwnTime(job):
+                self._admit(job, name, limit)
             job.lane.ensure_may_begin()
             return function(job, **values)
 
         @wraps(function)
         async def guarded_async(job: ClaimedJob, /, **values: Any) -> None:
-            await asyncio.to_thread(self._admit, job, name, limit)
+            with OwnTime(job):
+                await asyncio.to_thread(self._admit, job, name, limit)
             job.lane.ensure_may_begin()
             await function(job, **values)
 

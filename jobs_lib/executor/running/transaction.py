@@ -18,6 +18,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.executor.claiming.in_flight import name_rows
 from jobs_lib.executor.running.forked import count_forks, end_if_forked
+from jobs_lib.executor.running.own_time import OwnTime
 from jobs_lib.jobs.context import current_place
 from jobs_lib.masking import spell
 from jobs_lib.ownership.role import EXECUTE
@@ -172,6 +173,10 @@ class OwnTransaction:
         self._begun_at = 0.0
 
     def __enter__(self) -> psycopg.Connection[Any]:
+        with OwnTime(self._job):
+            return self._begin()
+
+    def _begin(self) -> psycopg.Connection[Any]:
         self._borrowed = self._connections.borrow()
         with own_statement(None, "asked for"):
             self._connection = connection = self._borrowed.__enter__()
@@ -193,6 +198,10 @@ class OwnTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with OwnTime(self._job):
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
         end_if_forked(self._connections.forks)
         connection = self._connection
         connection.take_back()
@@ -224,6 +233,10 @@ class OwnTransaction:
             refuse_lost(lost, error, self._begun_at)
 
     async def __aenter__(self) -> psycopg.AsyncConnection[Any]:
+        with OwnTime(self._job):
+            return await self._begin_async()
+
+    async def _begin_async(self) -> psycopg.AsyncConnection[Any]:
         self._borrowed = self._connections.borrow_async()
         with own_statement(None, "asked for"):
             self._connection = connection = await self._borrowed.__aenter__()
@@ -245,6 +258,10 @@ class OwnTransaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with OwnTime(self._job):
+            await self._end_async(error)
+
+    async def _end_async(self, error: BaseException | None) -> None:
         end_if_forked(self._connections.forks)
         connection = self._connection
         connection.take_back()
