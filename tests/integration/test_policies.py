@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs_lib import Cancel, Discard, Job, RetryAfter, Snooze, exponential
 from jobs_lib.errors import FencedError
-from tests.support.apps import HOME, count, executing, heard
+from tests.support.apps import HOME, count, executing, heard, make_app
 
 DRAWN = 1_000
 
@@ -245,3 +246,62 @@ def test_a_handler_that_overruns_its_limit_is_cancelled_or_fenced_and_reported(
     assert rows == [("async", 2), ("plain", 2)]
     attempts = admin.execute("select type, attempt from jobs_lib.history order by 1")
     assert attempts.fetchall() == [("plain", 2), ("waiting", 2)]
+
+
+@pytest.mark.guarantee("J9", "S24")
+@pytest.mark.expects("jobs.fenced")
+@pytest.mark.parametrize("kind", ["plain", "async", "statement"])
+def test_a_handler_that_hangs_in_its_transaction_keeps_no_lock_and_no_connection(
+    database_url, admin, connect, wait_for, kind
+):
+    # As many attempts hang as there are connections for one worker.
+    app = make_app(database_url, async_workers=2)
+    admin.execute("create table effects (n int); insert into effects values (0)")
+    over = threading.Event()
+    ended: list[type] = []
+    retry = exponential(first=0.01, cap=0.01)
+    change = "update effects set n = n + 1"
+
+    def note(error: BaseException) -> None:
+        if over.is_set():
+            ended.append(type(error))
+
+    @app.job(name="plain", time_limit=0.5, retry=retry)
+    def plain(job: Job) -> None:
+        try:
+            with job.transaction() as connection:
+                connection.execute(change)
+                if job.attempt <= 2:
+                    assert over.wait(60)
+        except BaseException as error:
+            note(error)
+            raise
+
+    @app.job(name="async", time_limit=0.5, retry=retry)
+    async def stubborn(job: Job) -> None:
+        try:
+            async with job.transaction() as connection:
+                await connection.execute(change)
+                while job.attempt <= 2 and not over.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.02)
+        except BaseException as error:
+            note(error)
+            raise
+
+    @app.job(name="statement", time_limit=0.5, retry=retry)
+    def statement(job: Job) -> None:
+        with job.transaction() as connection:
+            connection.execute(change)
+            if job.attempt <= 2:
+                connection.execute("select pg_sleep(600)")
+
+    with connect() as connection:
+        app.jobs[kind].enqueue(connection)
+    with executing(app, HOME, workers=1), heard("job.stuck") as stuck:
+        wait_for(lambda: count(admin, "history") == 1, what="an attempt ends well")
+        over.set()
+        expected = [] if kind == "statement" else [FencedError] * 2
+        wait_for(lambda: ended == expected, what="the others are refused")
+    assert len(stuck) >= 2
+    assert admin.execute("select n from effects").fetchall() == [(1,)]

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.executor.running.lane_runner import LaneRunner
@@ -14,7 +14,7 @@ from jobs_lib.executor.running.ready_queue import ReadyQueue
 from jobs_lib.executor.running.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from jobs_lib.executor.lane import ClaimedJob, Item, Lane
     from jobs_lib.executor.limiting.turn import Turn
@@ -113,6 +113,10 @@ class AsyncWorkers:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel_one, job)
 
+    def run(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let the loop run a coroutine, which ``make`` makes there."""
+        self._call(lambda: self._keep(make()))
+
     def _call(self, function: Callable[[], object]) -> None:
         """Let the loop call this as soon as it can."""
         if self._loop is not None:
@@ -150,7 +154,10 @@ class AsyncWorkers:
         await self._close()
 
     def _add_task(self) -> None:
-        task = asyncio.create_task(self._work())
+        self._keep(self._work())
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -102,6 +102,7 @@ class LaneRunner(Generic[WorkerId]):
         this one's place.
         """
         if self._shows and not self._hide(job):
+            self._queue.runner.loans.forget(job)
             self._job = self._lane = self._turn = None
             return False
         goes_on = job.lane.finished.add(job, outcome)
@@ -114,7 +115,9 @@ class LaneRunner(Generic[WorkerId]):
         """Let what runs now fail: an error from outside has hit the worker."""
         job, lane = self._job, self._lane
         if job is not None and not self._hide(job) and job.timed_out:
-            lane = None  # The attempt was given up, and its lane ended with it.
+            # The attempt was given up, and its lane ended with it.
+            self._queue.runner.loans.forget(job)
+            lane = None
         elif job is not None:
             # If its outcome is written already, this one changes nothing.
             job.lane.finished.add(job, self._queue.runner.fail(job, error))

@@ -77,8 +77,9 @@ class ReadyQueue(Generic[WorkerId]):
     def give_up(self, worker: WorkerId, job: ClaimedJob) -> bool:
         """End an attempt whose handler goes on; False if it has ended meanwhile.
 
-        The handler cannot be stopped. Its work can no longer commit, because the
-        attempt is over in the database; another worker takes the place of this one.
+        The handler cannot be stopped. Its own transaction is rolled back, and nothing
+        else of it can commit, because the attempt is over in the database. Another
+        worker takes the place of this one.
         """
         if self.running.pop(worker, None) is None:
             return False
@@ -89,4 +90,5 @@ class ReadyQueue(Generic[WorkerId]):
         if job.group is not None:
             job.lane.failed = True
             job.lane.finished.end_lane(job.lane)
+        self.runner.loans.give_up(job)
         return True

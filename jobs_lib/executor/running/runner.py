@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from jobs_lib.executor.limiting.gate import JobGate
+    from jobs_lib.executor.running.loans import Loans
     from jobs_lib.executor.running.throttle import Throttle
     from jobs_lib.executor.running.transaction import JobConnections
     from jobs_lib.jobs.middleware import RunMiddleware
@@ -110,6 +111,11 @@ class Runner:
             self._functions[name] = gate.guard(
                 self._functions[name], is_async=types[name].is_async
             )
+
+    @property
+    def loans(self) -> Loans:
+        """The connections of running jobs with a time limit."""
+        return self._connections.loans
 
     def run(self, job: ClaimedJob) -> Outcome | None:
         """Run one job and return its outcome, None for completed. Never raises."""

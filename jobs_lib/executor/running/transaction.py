@@ -18,6 +18,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.executor.claiming.in_flight import name_rows
 from jobs_lib.executor.running.forked import count_forks, end_if_forked
+from jobs_lib.executor.running.loans import Loans
 from jobs_lib.executor.running.own_time import OwnTime
 from jobs_lib.jobs.context import current_place
 from jobs_lib.masking import spell
@@ -57,6 +58,7 @@ class JobConnections:
         *,
         keeps_server: bool = True,
         role: str = EXECUTE,
+        loans: Loans | None = None,
     ) -> None:
         """Prepare to lend.
 
@@ -69,7 +71,9 @@ class JobConnections:
             answer_within: seconds that the server has to answer our own statements.
             keeps_server: whether a connection always leads to the same server.
             role: the role in which the process owns the origins.
+            loans: ends the connections of jobs whose time is over.
         """
+        self.loans = loans or Loans()
         self.forks = count_forks()
         self.borrow = borrow
         self._borrow_async = borrow_async
@@ -171,6 +175,7 @@ class OwnTransaction:
         self._borrowed: Any = None
         self._connection: Any = None
         self._begun_at = 0.0
+        self._is_timed = job.deadline < math.inf
 
     def __enter__(self) -> psycopg.Connection[Any]:
         with OwnTime(self._job):
@@ -186,6 +191,7 @@ class OwnTransaction:
                 opened = connection.execute(opening, prepare=False)
                 if opened.nextset() and opened.description:
                     ((connection.server,),) = opened.fetchall()
+                self._note_lent()
             self._begun_at = time.monotonic()
         except BaseException as error:
             self._borrowed.__exit__(type(error), error, error.__traceback__)
@@ -205,6 +211,11 @@ class OwnTransaction:
         end_if_forked(self._connections.forks)
         connection = self._connection
         connection.take_back()
+        if self._was_ended():
+            self._borrowed.__exit__(None, None, None)
+            self._connections.loans.note_returned(connection)
+            self._refuse_late(error)
+            return
         try:
             if error is None:
                 self._check(connection)
@@ -246,6 +257,7 @@ class OwnTransaction:
                 opened = await connection.execute(opening, prepare=False)
                 if opened.nextset() and opened.description:
                     ((connection.server,),) = await opened.fetchall()
+                self._note_lent()
             self._begun_at = time.monotonic()
         except BaseException as error:
             await self._borrowed.__aexit__(type(error), error, error.__traceback__)
@@ -265,6 +277,11 @@ class OwnTransaction:
         end_if_forked(self._connections.forks)
         connection = self._connection
         connection.take_back()
+        if self._was_ended():
+            await self._borrowed.__aexit__(None, None, None)
+            self._connections.loans.note_returned(connection)
+            self._refuse_late(error)
+            return
         try:
             if error is None:
                 self._check(connection)
@@ -292,6 +309,28 @@ class OwnTransaction:
             await self._borrowed.__aexit__(None, None, None)
         if error is not None:
             refuse_lost(lost, error, self._begun_at)
+
+    def _note_lent(self) -> None:
+        if self._is_timed and not self._connections.loans.add(
+            self._job, self._connection
+        ):
+            self._refuse_late(None)
+
+    def _was_ended(self) -> bool:
+        """Whether the connection was ended, since the job's time is over."""
+        if not self._is_timed or self._connections.loans.remove(self._job):
+            return False
+        # The socket is shut, or will be in a moment: nobody else may get it.
+        self._connection.pgconn.finish()
+        return True
+
+    def _refuse_late(self, error: BaseException | None) -> None:
+        # An error of the handler itself says more.
+        if error is None or isinstance(error, psycopg.Error):
+            raise FencedError(
+                f"refused: the time limit of job {self._job.id} was over, so another "
+                "attempt has taken its place. Nothing was changed"
+            ) from error
 
     def _check(self, connection: Any) -> None:
         closed = connection.closed and not connection.broken

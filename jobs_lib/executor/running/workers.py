@@ -10,6 +10,7 @@ from jobs_lib import telemetry
 from jobs_lib.executor.lane import find_finished, find_head
 from jobs_lib.executor.limiting.turn import Turn
 from jobs_lib.executor.running.event_loop import AsyncWorkers
+from jobs_lib.executor.running.loans import Loans
 from jobs_lib.executor.running.runner import Runner
 from jobs_lib.executor.running.threads import ThreadWorkers
 from jobs_lib.executor.running.throttle import Throttle
@@ -56,6 +57,12 @@ class WorkerPool:
         # One connection more than workers, so that handlers cannot starve each other.
         self._pool = database.pool("handlers", workers + 1)
         self._async_pool = database.async_pool("handlers", async_workers)
+        loans = Loans(
+            lambda lost: self._pool.resize(0, workers + 1 + lost),
+            lambda lost: self._loop.run(
+                lambda: self._async_pool.resize(0, async_workers + lost)
+            ),
+        )
         connections = JobConnections(
             types,
             database.queries,
@@ -65,6 +72,7 @@ class WorkerPool:
             database.timeout,
             keeps_server=database.prepares,
             role=role,
+            loans=loans,
         )
         throttle = Throttle(types, connections)
         self._runner = Runner(
