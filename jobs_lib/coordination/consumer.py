@@ -248,6 +248,7 @@ class Consumer:
                 return
             if part.is_leaving or part.is_lost or self._reader.is_stopping:
                 return
+        self._intake.settle_range(part)
 
     def _process(self, part: Part, messages: list[Message]) -> bool:
         """Process a batch; return whether the partition can go on at once."""

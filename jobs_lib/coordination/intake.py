@@ -114,8 +114,27 @@ class Intake:
                 return
             self._flowing_bytes -= part.flowing_bytes
             part.begin()
-            at = OFFSET_BEGINNING if part.position is None else part.position
-            self.reader.assign(part.partition, at)
+            self._assign(part)
+
+    def settle_range(self, part: Part) -> None:
+        """Let a partition stand still whose next records are gone.
+
+        Those in memory come first: the log may not have them any more.
+        """
+        with self.lock:
+            if part.range is None or part.peek(1) or not self._has(part):
+                return
+            if part.position is None:
+                # A new group begins with the oldest record, whichever that is now.
+                self.begin(part)
+                return
+            start, end = part.range
+            part.is_standing, part.range = True, None
+        told = (
+            f"no record has this offset: those from {start} to before {end} are there. "
+            "It waits until the group's position is set"
+        )
+        report_lost(self._group, part, told, start, end)
 
     def peek(self, part: Part, most: int) -> list[Message]:
         """Return the first waiting records of a partition."""
@@ -125,7 +144,7 @@ class Intake:
     def drop(self, part: Part, before: int) -> None:
         """Drop the waiting records before an offset, and read on if few are left."""
         with self.lock:
-            flowed = part.flowing_bytes
+            flowed, fetched = part.flowing_bytes, part.next_fetch
             part.drop(before)
             if not self._has(part):
                 return
@@ -133,11 +152,19 @@ class Intake:
                 part.is_paused = False
                 self.reader.begin(part.partition, part.next_fetch)
             self._flowing_bytes += part.flowing_bytes - flowed
+            if part.range is not None and before > (fetched or 0):
+                # The range was told of a place before this one.
+                self.begin(part)
 
     @property
     def _share(self) -> int:
         """The bytes that each partition may have."""
         return self._most_bytes // max(1, len(self.parts))
+
+    def _assign(self, part: Part) -> None:
+        """Let the reader begin with the next record that has not come."""
+        at = OFFSET_BEGINNING if part.next_fetch is None else part.next_fetch
+        self.reader.assign(part.partition, at)
 
     def _has(self, part: Part) -> bool:
         """Whether it was not removed."""
@@ -190,14 +217,10 @@ class Intake:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
         with self.lock:
             part = self.parts.get(Shared(self._group, *partition))
-            if part is None or part.position is None:
-                return
-            part.is_standing = True
-        told = (
-            f"no record has this offset: those from {start} to before {end} are there. "
-            "It waits until the group's position is set"
-        )
-        report_lost(self._group, part, told, start, end)
+            # Else it was asked for something else since, and the broker answers that.
+            if part is not None and part.is_read:
+                part.range = (start, end)
+                self._queue(part)
 
     def lost(self, partitions: frozenset[Partition]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""

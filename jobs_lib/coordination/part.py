@@ -38,6 +38,8 @@ class Part:
         """Whether records that arrive are those from the position on."""
         self.is_paused = False
         """Whether it has enough records, and gets no more for now."""
+        self.range: tuple[int, int] | None = None
+        """Which offsets have records, if :attr:`next_fetch` has none."""
         self.is_standing = False
         """Whether it stands still until an operator sets its position."""
         self.is_leaving = False
@@ -72,14 +74,20 @@ class Part:
     def has_work(self) -> bool:
         """Whether there is something to do in its turn."""
         is_over = self.is_standing or self.is_leaving or self.is_lost
-        return not is_over and (bool(self._lots) or not self.is_begun)
+        is_open = not self.is_begun or self.range is not None
+        return not is_over and (is_open or bool(self._lots))
 
     def begin(self) -> None:
         """Wait for the records from the position on, also if these have come before."""
         self._lots.clear()
         self._first = self.waiting_bytes = 0
-        self.is_begun, self.is_read, self.is_paused = True, False, False
         self.next_fetch = self.position
+        self.read_on()
+
+    def read_on(self) -> None:
+        """Wait for the records behind those that have come."""
+        self.is_begun, self.is_read, self.is_paused = True, False, False
+        self.range = None
 
     def push(self, messages: list[Message]) -> None:
         """Add records that have arrived, in their order."""
@@ -93,8 +101,9 @@ class Part:
 
     def pause(self, most: int) -> None:
         """Take no more records, and let those go that are above so many bytes."""
-        # What is on its way lies behind those that are let go.
-        self.is_paused, self.is_read = True, False
+        # What is on its way lies behind those that are let go. They are asked for
+        # again, and the broker says then whether they are still there.
+        self.is_paused, self.is_read, self.range = True, False, None
         while self.waiting_bytes > most and len(self._lots) > 1:
             messages, size = self._lots.pop()
             self.waiting_bytes -= size

@@ -396,6 +396,84 @@ def test_a_partition_that_cannot_go_on_has_bounded_records_and_others_go_on(
     assert handled == {0: [*range(6_000)], 1: [*range(6_000)]}
 
 
+def test_records_in_memory_are_handled_though_the_topic_has_lost_them(
+    log_topic, topic, publish, settings, wait_for, kafka_admin, heard, monkeypatch
+):
+    log, data = log_topic(1), topic(1)
+    small = settings.model_copy(update={"consumer_prefetch_bytes": 1_048_576})
+    # More than may wait in memory.
+    publish(data, 6_000)
+    handled: list[int] = []
+    is_cut, is_told = threading.Event(), threading.Event()
+
+    def handle(records) -> None:
+        # Once few are left it is read on. The broker's answer comes before they end.
+        waits = is_cut.is_set() and not parts[shared].is_paused
+        if not is_cut.is_set() or (waits and not is_told.is_set()):
+            raise ValueError("the mail server is away")
+        handled.extend(one.offset for one in records)
+
+    def note_range(*given) -> None:
+        out_of_range(*given)
+        is_told.set()
+
+    def find_lost() -> list[dict[str, Any]]:
+        return [fields for event, fields in heard if event == "offset.lost"]
+
+    consumer = Consumer(
+        small,
+        log=log,
+        group=GROUP,
+        client_id="a",
+        topics=[data],
+        handle=handle,
+        interval=INTERVAL,
+        retry=Retry(first=0.01, cap=0.05),
+    )
+    parts, shared = consumer._intake.parts, Shared(GROUP, data, 0)
+    out_of_range = consumer._intake.out_of_range
+    monkeypatch.setattr(consumer._intake, "out_of_range", note_range)
+    with consumer:
+        wait_for(lambda: shared in parts and parts[shared].is_paused, what="it is full")
+        with consumer._intake.lock:
+            in_memory = parts[shared].next_fetch
+        assert in_memory is not None
+        at = TopicPartition(data, 0, 5_995)
+        kafka_admin.delete_records([at])[at].result()
+        is_cut.set()
+        wait_for(find_lost, what="what has gone is told")
+        assert handled == [*range(in_memory)]
+        (fields,) = find_lost()
+        told = (fields["next_offset"], fields["start"], fields["end"])
+        assert told == (in_memory, 5_995, 6_000)
+        wait_for(lambda: consumer.member.log.find(shared).position == in_memory)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_what_has_gone_is_told_behind_the_last_batch_in_memory(
+    stand_alone, heard, delivery
+):
+    handled: list[int] = []
+    told: list[list[int]] = []
+    consumer = stand_alone(
+        lambda records: handled.extend(one.offset for one in records),
+        batch=4,
+        delivery=delivery,
+    )
+    consumer.member.set_position = lambda *_: None
+    consumer.member.claim_messages = lambda *_: SimpleNamespace(
+        wait=lambda timeout: Outcome.VALID
+    )
+    consumer._intake.out_of_range(("orders", 0), 50, 60)
+    remove = telemetry.listen(lambda *_: told.append([*handled]), only={"offset.lost"})
+    while consumer._work() < math.inf:
+        pass
+    remove()
+    assert told == [[*range(10)]]
+    ((event, fields),) = heard
+    assert (event, fields["next_offset"], fields["start"]) == ("offset.lost", 10, 50)
+
+
 def test_a_handler_may_take_longer_than_a_groups_member_may_not_poll(
     log_topic, topic, publish, settings, wait_for
 ):

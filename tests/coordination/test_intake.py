@@ -8,6 +8,7 @@ import time
 import pytest
 from confluent_kafka import Message
 
+from jobs_lib import telemetry
 from jobs_lib.coordination.intake import Intake
 from jobs_lib.coordination.messages import Shared
 from jobs_lib.coordination.part import Part
@@ -24,7 +25,7 @@ def make(offset: int, partition: int = 0) -> Message:
     )
 
 
-def take(intake: Intake, position: int, partition: int = 0) -> Part:
+def take(intake: Intake, position: int | None, partition: int = 0) -> Part:
     """Hold a partition from a position on, and begin to read it."""
     part = Part(Shared(GROUP, "orders", partition), position)
     intake.add(part)
@@ -135,6 +136,101 @@ def test_a_partition_that_is_over_has_no_turn(settings, over):
     intake.received([make(0)])
     setattr(part, over, True)
     assert intake.choose() is None
+
+
+@pytest.fixture
+def lost():
+    """The places of partitions that stand still, as ``(next, start, end)``."""
+    told: list[tuple[int | None, ...]] = []
+    names = ("next_offset", "start", "end")
+    remove = telemetry.listen(
+        lambda _, fields: told.append(tuple(fields[one] for one in names)),
+        only={"offset.lost"},
+    )
+    yield told
+    remove()
+
+
+def test_a_partition_stands_still_once_its_records_in_memory_are_handled(
+    settings, lost
+):
+    intake = Intake(settings, GROUP, lambda: math.inf)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    intake.received([make(one) for one in range(3)])
+    intake.out_of_range(PLACE, 7, 9)
+    for done in range(3):
+        assert intake.choose() is part
+        intake.settle_range(part)
+        assert (lost, offsets(part)) == ([], [*range(done, 3)])
+        intake.drop(part, done + 1)
+        intake.end(part)
+    assert intake.choose() is part
+    intake.settle_range(part)
+    intake.end(part)
+    assert (lost, part.is_standing) == ([(3, 7, 9)], True)
+    assert intake.choose() is None
+
+
+def test_a_new_group_reads_the_oldest_record_again_if_that_has_gone(settings, lost):
+    intake = Intake(settings, GROUP, lambda: math.inf)
+    part = take(intake, None)
+    intake.begun(PLACE)
+    intake.out_of_range(PLACE, 7, 9)
+    assert intake.choose() is part
+    told = len(intake.reader._commands)
+    intake.settle_range(part)
+    intake.end(part)
+    assert len(intake.reader._commands) == told + 1
+    intake.begun(PLACE)
+    intake.received([make(one) for one in (7, 8)])
+    assert (offsets(part), lost, part.is_standing) == ([7, 8], [], False)
+
+
+def test_a_range_that_was_told_for_an_earlier_fetch_stops_no_partition(settings):
+    intake = Intake(settings, GROUP, lambda: math.inf)
+    intake.remove(take(intake, 0))
+    # Somebody has set the position meanwhile.
+    again = take(intake, 7)
+    intake.out_of_range(PLACE, 7, 9)
+    intake.begun(PLACE)
+    assert intake.choose() is None
+    intake.received([make(7)])
+    assert (intake.choose(), offsets(again)) == (again, [7])
+
+
+def test_a_position_behind_the_place_that_has_gone_is_read(settings, lost):
+    intake = Intake(settings, GROUP, lambda: math.inf)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    intake.received([make(one) for one in range(3)])
+    intake.out_of_range(PLACE, 7, 9)
+    # The log tells that more is processed than was read.
+    intake.drop(part, 8)
+    intake.settle_range(part)
+    intake.begun(PLACE)
+    intake.received([make(one) for one in (7, 8)])
+    assert (offsets(part), lost) == ([8], [])
+
+
+def test_records_that_are_let_go_are_asked_for_again_whatever_the_range_was(
+    settings, clock, lost
+):
+    intake = make_small(settings)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    for first in range(0, 6, 2):
+        intake.received([make(one) for one in (first, first + 1)])
+    assert not intake.has_room()
+    intake.out_of_range(PLACE, 0, 5)
+    clock.now += 0.6
+    assert intake.has_room()
+    assert (part.is_paused, offsets(part)) == (True, [0, 1, 2, 3])
+    intake.drop(part, 4)
+    intake.settle_range(part)
+    intake.begun(PLACE)
+    intake.received([make(4)])
+    assert (offsets(part), lost) == ([4], [])
 
 
 @pytest.fixture
