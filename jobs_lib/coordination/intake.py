@@ -224,12 +224,15 @@ class Intake:
 
     def lost(self, partitions: frozenset[Partition]) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""
-        # The client has failed. Another one reads on.
+        # The client has failed. Another one reads on, behind the records in memory.
         with self.lock:
             for partition in partitions:
                 part = self.parts.get(Shared(self._group, *partition))
                 if part is not None and part.is_begun:
-                    self.begin(part)
+                    flowed = part.flowing_bytes
+                    part.read_on()
+                    self._flowing_bytes += part.flowing_bytes - flowed
+                    self._assign(part)
 
     def begun(self, partition: Partition) -> None:
         """See :class:`jobs_lib.kafka.poller.MemberListener`."""

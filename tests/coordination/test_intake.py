@@ -233,6 +233,31 @@ def test_records_that_are_let_go_are_asked_for_again_whatever_the_range_was(
     assert (offsets(part), lost) == ([4], [])
 
 
+def test_records_in_memory_outlive_the_client_that_has_fetched_them(settings, clock):
+    intake = make_small(settings)
+    part = take(intake, 0)
+    intake.begun(PLACE)
+    intake.received([make(one) for one in range(6)])
+    assert not intake.has_room()
+    intake.lost(frozenset([PLACE]))
+    assert offsets(part) == [*range(6)]
+    # What the failed client has fetched comes no more; the next one reads on.
+    intake.received([make(7)])
+    intake.begun(PLACE)
+    intake.received([make(one) for one in (6, 7)])
+    assert offsets(part) == [*range(8)]
+    assert not intake.has_room()
+    # Also if it was paused: its bytes count again.
+    clock.now += 0.6
+    assert intake.has_room()
+    assert part.is_paused
+    intake.lost(frozenset([PLACE]))
+    assert (part.is_paused, offsets(part)) == (False, [*range(6)])
+    assert not intake.has_room()
+    intake.drop(part, 6)
+    assert intake.has_room()
+
+
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     """The time of the intake."""
