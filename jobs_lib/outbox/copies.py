@@ -37,11 +37,14 @@ class Copies:
         state. After a crash the rows are written once more, which changes nothing.
         """
         found = connection.execute(self._queries["find_copies"]).fetchall()
+        if not found:
+            return
+        copied = self._find_copied(connection, block)
         for topic, copy, entity in found:
             last = {
                 record.key: record
                 for record in block.records
-                if record.topic == topic and record.key and not record.of_table
+                if record.topic == topic and record.key and record.of_table in copied
             }
             # A statement, and so a transaction, for each key: it holds one key's lock.
             for key, record in last.items():
@@ -68,6 +71,22 @@ class Copies:
         ).fetchall():
             if fed == topic:
                 self._write_row(connection, copy, entity, key, version)
+
+    def _find_copied(
+        self, connection: psycopg.Connection[Any], block: Block
+    ) -> set[int | None]:
+        """Find the re-exports whose records are copied; None stands for changes.
+
+        States of a table would double what their rate allows, and a re-export to the
+        copy sends them. It sends no tombstone of a stale key, since it reads the table.
+        """
+        asked = {one.of_table for one in block.records if one.of_table}
+        if not asked:
+            return {None}
+        rows = connection.execute(
+            self._queries["find_stale_reexports"], {"reexports": [*asked]}
+        ).fetchall()
+        return {None, *(number for (number,) in rows)}
 
     def _write_row(
         self,

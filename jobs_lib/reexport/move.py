@@ -88,8 +88,9 @@ def end_move(
         give_up: end it although the new topic lacks keys or changes.
 
     Raises:
-        ReexportError: the new topic is not filled, or changes for it are on their way;
-            or a re-export to it goes on, and the move shall be given up.
+        ReexportError: the new topic is not filled, or was filled before a re-export to
+            the former one, or changes for it are on their way; or a re-export to it
+            goes on, and the move shall be given up.
     """
     queries = database.queries
     values = {"entity": entity.name, "copy": topic.name}
@@ -105,7 +106,7 @@ def end_move(
         if give_up:
             _refuse_unended(connection, queries, entity, topic)
         else:
-            _refuse_unfilled(connection, queries, entity, topic)
+            _refuse_unfilled(connection, queries, entity, topic, former)
             _refuse_waiting(connection, queries, [former, topic.name])
         connection.execute(queries["end_copy"], values)
     return former
@@ -132,15 +133,30 @@ def _refuse_unfilled(
     queries: Queries,
     entity: Entity,
     topic: Topic[Any],
+    former: str,
 ) -> None:
+    # The app may declare the entity with the new topic already.
+    goal = f" --topic {topic.declared}" if entity.topic.name == former else ""
+    again = f"`jobs-lib reexport start {entity.name}{goal} --rate N`"
     values = {"entity": entity.name, "copy": topic.name}
-    filled = connection.execute(queries["is_copy_filled"], values).fetchone()
-    if filled != (True,):
+    (filled,) = connection.execute(queries["find_copy_filling"], values).fetchone() or (
+        None,
+    )
+    if filled is None:
         raise ReexportError(
             f"the re-export that fills {topic.name!r} has not finished, so keys are "
             f"missing there: see `jobs-lib reexport status {entity.name}`, and if it "
-            f"was cancelled, `jobs-lib reexport start {entity.name} --topic "
-            f"{topic.declared} --rate N` begins it again"
+            f"was cancelled, {again} begins it again"
+        )
+    (alone,) = connection.execute(
+        queries["find_uncopied"],
+        {"entity": entity.name, "topic": former, "after": filled},
+    ).fetchone() or (None,)
+    if alone is not None:
+        raise ReexportError(
+            f"the re-export {alone} sent states to {former!r} alone after {filled} had "
+            f"filled {topic.name!r}, so the new topic may have older ones: {again} "
+            "sends them there, too; then run this again"
         )
 
 

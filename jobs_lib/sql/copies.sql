@@ -34,12 +34,23 @@ or exists (
 -- name: end_copy
 delete from {schema}.topic_copies where entity = %(entity)s and copy = %(copy)s
 
--- name: is_copy_filled
--- Whether a re-export has filled it that began while it was fed. An earlier one lacks what
--- was sent in between.
-select exists (
-    select from {schema}.topic_copies c
-    join {schema}.reexports x on x.entity = c.entity and x.topic = c.copy
-        and x.started_at >= c.began_at
-    where c.entity = %(entity)s and c.copy = %(copy)s and {has_filled}
-)
+-- name: find_copy_filling
+-- The latest re-export that has filled it and began while it was fed. An earlier one lacks
+-- what was sent in between.
+select max(x.id) from {schema}.topic_copies c
+join {schema}.reexports x on x.entity = c.entity and x.topic = c.copy
+    and x.started_at >= c.began_at
+where c.entity = %(entity)s and c.copy = %(copy)s and {has_filled}
+
+-- name: find_uncopied
+-- The latest re-export that sent states to a topic after its copy was filled: a relay
+-- copies none of them. It copies tombstones of stale keys, and changes of transactions.
+select max(x.id) from {schema}.reexports x
+where x.entity = %(entity)s and x.topic = %(topic)s and x.id > %(after)s
+    and not x.stale and exists (
+        select from {schema}.reexport_ranges r where r.reexport_id = x.id
+    )
+
+-- name: find_stale_reexports
+-- Those of some re-exports that remove stale keys.
+select x.id from {schema}.reexports x where x.id = any (%(reexports)s) and x.stale

@@ -10,6 +10,7 @@ from jobs_lib import operating, reexport
 from jobs_lib.errors import ReexportError, TopicError
 from jobs_lib.outbox.copies import Copies
 from jobs_lib.reexport.move import end_move, start_move
+from jobs_lib.reexport.stale import remove_stale
 from tests.support.apps import count, heard, running
 from tests.support.beside import beside
 from tests.support.records import read_topic
@@ -166,6 +167,33 @@ def test_only_a_re_export_of_the_whole_table_fills_a_new_topic(shop, goal):
     shop.admin.execute("update jobs_lib.topic_copies set began_at = clock_timestamp()")
     with pytest.raises(ReexportError, match="has not finished"):
         end_move(shop.database, shop.entity, goal)
+
+
+@pytest.mark.guarantee("W24")
+def test_the_switch_is_refused_after_a_re_export_to_the_former_topic_alone(
+    shop, goal, admin
+):
+    with running(shop.app, "executor", "relay"):
+        move(shop, goal)
+        filled = shop.await_end().id
+        # Behind the application: nothing leaves of it.
+        admin.execute("update items set name = 'fixed', version = 12 where id = 7")
+        alone = reexport.start(shop.database, shop.entity, rate=1_000_000).id
+        shop.await_end()
+        assert shop.read_newest() == shop.read_table() != shop.read_newest(goal.name)
+        refused = f"re-export {alone} .* alone after {filled} .* start items --topic"
+        with pytest.raises(ReexportError, match=refused):
+            end_move(shop.database, shop.entity, goal)
+        move(shop, goal)
+        shop.await_end()
+        # What the deleted row has left in both topics, the new one loses with the other.
+        admin.execute("delete from items where id = 8")
+        remove_stale(shop.database, shop.app.settings, shop.entity, rate=1_000_000)
+        shop.await_end()
+    assert end_move(shop.database, shop.entity, goal) == shop.topic.name
+    assert shop.read_newest(goal.name) == shop.read_newest() == shop.read_table()
+    last = [one for one in read_topic(shop.servers, goal.name) if one.key == "8"][-1]
+    assert (last.value, last.headers["ce_version"]) == (None, "2")
 
 
 def test_a_refused_start_feeds_nothing(shop, goal):
