@@ -167,7 +167,7 @@ def _load(
     # A key that is no number is in no range of numbers.
     topic = topic.withColumn(KEY, f.expr(f"try_cast(key as {kind})"))
     stage = make_stage(Target.of(database), loading, StateEncoder.of(entity), columns)
-    with whole_groups(spark), reading("the states cannot be loaded"):
+    with whole_groups(spark), reading(spark, "the states cannot be loaded"):
         left = number_rows(spark, frame, ranges).groupBy(RANGE)
         right = number_rows(spark, topic, ranges).groupBy(RANGE)
         loaded = left.cogroup(right).applyInArrow(stage, RESULT).collect()

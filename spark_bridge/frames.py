@@ -24,6 +24,7 @@ from spark_bridge.staging import (
     StateEncoder,
     make_check,
 )
+from spark_bridge.workers import awaiting_executors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,7 +85,7 @@ def open_frame(spark: Any, source: FrameSource, entity: Entity) -> Any:
     """
     from pyspark.sql import functions as f
 
-    with reading():
+    with reading(spark):
         frame = source.load(spark)
         columns = list(frame.columns)
     names = [name.lower() for name in columns]
@@ -161,7 +162,7 @@ def plan_frame(
             f"a re-export has 1 to {RANGE_LIMIT:,} ranges, not {ranges}: without a "
             f"number there is one for each {KEYS_PER_RANGE:,} keys"
         )
-    with reading():
+    with reading(spark):
         pairs = frame.groupBy(KEY, VERSION).count().persist()
         try:
             keys = _examine(pairs, entity)
@@ -238,14 +239,16 @@ def find_ranges(
 
 
 @contextmanager
-def reading(what: str = "the DataFrame cannot be read") -> Iterator[None]:
+def reading(spark: Any, what: str = "the DataFrame cannot be read") -> Iterator[None]:
     """Turn an error of Spark, or of the application's function, into one line.
 
     Raises:
-        ReexportError: there was one; if a task has raised one of ours, it is that.
+        ReexportError: there was one; if a task has raised one of ours, it is that. Or
+            the cluster has had no executor for too long.
     """
     try:
-        yield
+        with awaiting_executors(spark):
+            yield
     except ReexportError:
         raise
     except Exception as error:

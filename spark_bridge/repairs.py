@@ -16,10 +16,10 @@ from spark_bridge.engine import KEEP, SparkEngine
 from spark_bridge.loader import Target
 from spark_bridge.master import count_tasks
 from spark_bridge.topic import TopicPart, find_newest, read_topic
-from spark_bridge.workers import read_settings
+from spark_bridge.workers import read_settings, watching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -60,9 +60,12 @@ class SparkFinder:
             part = TopicPart.of(settings, entity.topic.name)
             spark = engine.open(database)
             stale = find_stale(spark, Target.of(database), entity, part).persist()
+            keys = _read(spark, stale)
             try:
-                yield _count(stale, part.ends)
+                count, unreadable = _count(spark, stale)
+                yield Stale(count, unreadable, keys, part.ends)
             finally:
+                keys.close()
                 stale.unpersist()
 
 
@@ -262,14 +265,27 @@ def choose_finder(
     return SparkFinder(master, conf, packed) if engine == "spark" else SqlFinder()
 
 
-def _count(stale: Any, ends: Mapping[int, int]) -> Stale:
+def _count(spark: Any, stale: Any) -> tuple[int, int]:
+    """Count the stale keys, and the records that no row of the outbox could have."""
     from pyspark.sql import functions as f
 
     unreadable = f.when(f.col("key").isNull(), f.col("records"))
-    (row,) = stale.agg(f.count("key"), f.sum(unreadable)).collect()
+    with watching(spark):
+        (row,) = stale.agg(f.count("key"), f.sum(unreadable)).collect()
+    return row[0], row[1] or 0
+
+
+def _read(spark: Any, stale: Any) -> Generator[tuple[str, int | None]]:
+    """Yield the stale keys with the highest version of each.
+
+    Spark may have lost what was counted, and finds it again.
+    """
+    from pyspark.sql import functions as f
+
     keys = stale.where(f.col("key").isNotNull()).select("key", "highest")
-    found = ((one[0], one[1]) for one in keys.toLocalIterator())
-    return Stale(row[0], row[1] or 0, found, ends)
+    with watching(spark):
+        for one in keys.toLocalIterator():
+            yield one[0], one[1]
 
 
 def _make_task(

@@ -139,14 +139,28 @@ def watching(session: Any) -> Iterator[None]:
     Raises:
         ReexportError: a job has failed, or the cluster has given no executor.
     """
+    try:
+        with awaiting_executors(session):
+            yield
+    except ReexportError:
+        raise
+    except Exception as error:
+        raise explain(error) from error
+
+
+@contextmanager
+def awaiting_executors(session: Any) -> Iterator[None]:
+    """Run jobs, and end them if no executor is there for too long.
+
+    Raises:
+        ReexportError: the cluster has given no executor.
+    """
     patience = PATIENCE
     watch = _Watch(session, patience)
     try:
         with watch:
             yield
-    except ReexportError:
-        raise
-    except Exception as error:
+    except Exception:
         if watch.has_interrupted:
             raise ReexportError(
                 f"Spark had no executor for {patience:g} s, so nothing goes on: does "
@@ -154,7 +168,7 @@ def watching(session: Any) -> Iterator[None]:
                 "(spark.executor.memory), and does its master still know this "
                 "application? Run it again"
             ) from None
-        raise explain(error) from error
+        raise
 
 
 class _Watch:

@@ -10,7 +10,7 @@ import pytest
 from jobs_lib import join_key, reexport
 from jobs_lib.cli.reexport import reexport as commands
 from jobs_lib.errors import ReexportError
-from spark_bridge import FrameSource, start
+from spark_bridge import FrameSource, start, workers
 from spark_bridge.frame_engine import check_topic
 from spark_bridge.frames import _join_key, number_rows, open_frame, plan_frame
 from spark_bridge.staging import KEY, RANGE
@@ -261,6 +261,45 @@ def test_nothing_begins_with_a_bad_frame(spark, fleet, database, admin):
     with pytest.raises(ReexportError, match="no whole number of 64 bits"):
         begin_and_load(database, fleet, source)
     assert count(admin, "reexports") == count(admin, "jobs") == 0
+
+
+def test_a_start_ends_when_no_executor_is_there_for_too_long(
+    spark, fleet, database, admin, monkeypatch, tmp_path
+):
+    slow = tmp_path / "slow"
+    source = make_slow_frame(str(slow))
+    monkeypatch.setattr(workers, "count_executors", lambda _: 0)
+    monkeypatch.setattr(workers, "_LOOK_EVERY", 0.05)
+
+    def begin_to_wait(_=None):
+        slow.touch()
+        monkeypatch.setattr(workers, "PATIENCE", 0.2)
+
+    with pytest.raises(ReexportError, match=r"no executor for 0\.2 s"):
+        # It has begun, and the states are to be loaded.
+        begin_and_load(database, fleet, source, on_progress=begin_to_wait)
+    assert count(admin, "reexports") == 1
+    with pytest.raises(ReexportError, match=r"no executor for 0\.2 s"):
+        examine(spark, fleet, source)
+
+
+def make_slow_frame(slow):
+    """A frame whose task waits as soon as there is a file of this name."""
+    columns = "tail string, seats int, version int"
+
+    def give(batches):
+        import pathlib
+        import time
+
+        yield from batches
+        if pathlib.Path(slow).exists():
+            time.sleep(2)
+
+    return FrameSource(
+        lambda spark: spark.createDataFrame([("N1", 1, 1)], columns).mapInArrow(
+            give, columns
+        )
+    )
 
 
 def test_files_that_are_not_there_are_named(spark, fleet, database, admin):

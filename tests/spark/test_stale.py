@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jobs_lib import App
+from jobs_lib.errors import ReexportError
 from jobs_lib.settings import load_settings
+from spark_bridge import repairs, workers
 from spark_bridge.repairs import SparkFinder, start_stale
 from tests.reexport.helpers import make_entity, make_table, query
 from tests.support.records import produce
@@ -55,3 +57,46 @@ def test_keys_that_only_the_topic_has_are_found(
     for _, one in payloads:
         loaded |= dict(zip(one["keys"], one["versions"], strict=True))
     assert loaded == {key: version and version + 1 for key, version in expected}
+
+
+def test_a_comparison_ends_in_one_line_when_spark_does_not_go_on(
+    spark, database, bootstrap_servers, states, monkeypatch, tmp_path
+):
+    settings = load_settings(kafka_bootstrap_servers=bootstrap_servers)
+    mode = tmp_path / "mode"
+    monkeypatch.setattr(repairs, "find_stale", lambda *_: make_found(spark, str(mode)))
+    monkeypatch.setattr(workers, "count_executors", lambda _: 0)
+    monkeypatch.setattr(workers, "_LOOK_EVERY", 0.05)
+    mode.write_text("fail")
+    with pytest.raises(ReexportError, match=r"a task of Spark failed.*: odd") as told:
+        find(database, settings, states)
+    assert "\n" not in str(told.value)
+    mode.write_text("")
+    with SparkFinder().find(database, settings, states) as stale:
+        assert stale.count == 1
+        # As with the executors that have counted, what they kept is gone.
+        spark.catalog.clearCache()
+        mode.write_text("wait")
+        monkeypatch.setattr(workers, "PATIENCE", 0.2)
+        with pytest.raises(ReexportError, match=r"no executor for 0\.2 s"):
+            list(stale.keys)
+    with pytest.raises(ReexportError, match=r"no executor for 0\.2 s"):
+        find(database, settings, states)
+
+
+def make_found(spark, mode):
+    """One stale key, which a task gives at once, late or never, as a file says."""
+    columns = "key string, highest long, records long"
+
+    def give(batches):
+        import pathlib
+        import time
+
+        yield from batches
+        told = pathlib.Path(mode).read_text()
+        if told == "wait":
+            time.sleep(2)
+        if told == "fail":
+            raise RuntimeError("odd")
+
+    return spark.createDataFrame([("N1", 3, 1)], columns).mapInArrow(give, columns)
