@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 _LARGEST = 2**63 - 1
 _NULL = "\\N"
 _COPY_BYTES = 65_536
+_UNCOUNTED = 60_000
+"""The records a minute until the keys that a window is for are counted. Only changes
+that transactions give to the re-export leave until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +231,7 @@ def _begin(database: Database, entity: Entity, rate: int | Window) -> int:
     values = {
         "entity": entity.name,
         "topic": entity.topic.name,
-        # The keys that a window is for are not counted yet.
-        "rate": rate if isinstance(rate, int) else 1,
+        "rate": rate if isinstance(rate, int) else _UNCOUNTED,
     }
     # In one transaction: the home topic gets no more partitions from here on.
     with database.connect("re-export") as connection, connection.transaction():
@@ -275,7 +277,8 @@ def _load(
             home, partitions = read_home(connection, queries)
             if _is_loaded(connection, queries, entity, reexport):
                 return None
-            per_minute = settle_rate(rate, stale.count)
+            given = read_progress(connection, queries, reexport).left
+            per_minute = settle_rate(rate, stale.count + given)
             (now,) = connection.execute(queries["database_time"]).fetchone() or ()
             chunks = make_chunks(keys, partitions, chunk, versioned=topic.versioned)
             with (

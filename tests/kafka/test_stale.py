@@ -251,6 +251,36 @@ def test_a_comparison_that_fails_loads_nothing_and_ends(shop, admin):
     assert count(admin, "jobs") == 0
 
 
+def test_changes_that_join_a_comparison_for_a_window_are_not_held_back(shop):
+    shop.fill(1, 7)
+    # A minute, in which the rate is that of all that is left.
+    window = reexport.parse_window("00:00-00:01", "UTC")
+    with pytest.raises(ReexportError, match="no Spark"):
+        remove(shop, rate=window, finder=Broken(shop))
+    failed = reexport.status(shop.database, "items")
+    assert (failed.rate, failed.left) == (60_000, 1)
+    with running(shop.app, "relay"):
+        shop.await_end()
+    joined = remove(shop, rate=window, finder=Joined(shop, 195))
+    assert (joined.rate, joined.left) == (200, 195)
+
+
+class Joined:
+    """A finder of no keys, while a transaction gives changes to the re-export."""
+
+    def __init__(self, shop, changes):
+        self.shop = shop
+        self.changes = changes
+
+    @contextmanager
+    def find(self, database, settings, entity):
+        with database.connect("test") as connection, connection.transaction():
+            self.shop.app.reexport_changes(connection, "items", rate=6_000)
+            for number in range(self.changes):
+                self.shop.topic.send_current(connection, key=str(number), version=1)
+        yield module.Stale(0, 0, [], find_settled_ends(settings, entity.topic.name))
+
+
 def test_the_error_of_a_comparison_is_told_although_the_database_is_away(
     shop, monkeypatch
 ):
