@@ -39,7 +39,7 @@ from jobs_lib.cli.reexport_output import (
 )
 from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.errors import ReexportError
-from jobs_lib.operating.reexports import choose_rate, find_limit
+from jobs_lib.operating.reexports import choose_rate, find_limit, find_open_topic
 from jobs_lib.reexport.snapshot import HOLD_SECONDS
 from spark_bridge.engine import examine
 from spark_bridge.engine import start as start_reexport
@@ -152,22 +152,24 @@ def start(
     app, entity = find_entity(path, name)
     chosen = choose_rate(rate, window, tz)
     frame = find_frame(parquet, csv)
-    watched = None if limit is None else find_limit(app, entity, limit)
+    goal = None if topic is None else find_topic(app, path, topic)
     if frame is not None and engine == "sql":
         raise ReexportError(
             "only Spark reads a DataFrame: leave `sql` out as the engine"
         )
-    if dry_run:
-        states = _examine(app, entity, frame, ranges, spark)
-        print_plan(app, entity, chosen, ranges, as_json, states)
-        return
-    database = app.database()
-    goal = None if topic is None else find_topic(app, path, topic)
     if goal is not None and (frame is not None or snapshot or ranges is not None):
         raise ReexportError(
             "--topic fills a new topic from the table: leave --parquet, --csv, "
             "--snapshot and --ranges out"
         )
+    # The relays ask for the lag at the topic that the re-export goes to.
+    read = (goal or entity.topic).name
+    watched = None if limit is None else find_limit(app, read, limit)
+    if dry_run:
+        states = _examine(app, entity, frame, ranges, spark)
+        print_plan(app, entity, chosen, ranges, as_json, states, goal)
+        return
+    database = app.database()
 
     def load() -> Progress:
         if goal is not None:
@@ -254,7 +256,9 @@ def list_all(path: str, limit: int, as_json: bool) -> None:
 def watch_lag(name: str, limit: str, path: str, as_json: bool) -> None:
     """Pause it while a group that reads its topic is further behind than this."""
     app, entity = find_entity(path, name)
-    watched = None if limit == "off" else find_limit(app, entity, limit)
+    watched = None
+    if limit != "off":
+        watched = find_limit(app, find_open_topic(app, entity), limit)
     print_progress(api.watch_lag(app.database(), name, watched), as_json)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.app import App
     from jobs_lib.kafka.lag import Readers
-    from jobs_lib.outbox.topic import Entity
+    from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.reexport import Progress
 
@@ -146,14 +146,15 @@ def print_plan(
     ranges: int | None,
     as_json: bool,
     states: tuple[api.Range, ...] | None = None,
+    topic: Topic[Any] | None = None,
 ) -> None:
-    found = look_ahead(app, entity, rate, ranges, states)
+    found = look_ahead(app, entity, rate, ranges, states, topic)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
         return
     planned, window = found.ranges, found.window
     click.echo(
-        f"{found.total:,} keys of {found.keys} to {entity.topic.name} in "
+        f"{found.total:,} keys of {found.keys} to {found.topic} in "
         f"{len(planned)} ranges"
     )
     for number, piece in enumerate(planned[:_SHOWN_RANGES]):
@@ -162,7 +163,7 @@ def print_plan(
     if len(planned) > _SHOWN_RANGES:
         click.echo(f"  and {len(planned) - _SHOWN_RANGES} more")
     if found.readers is not None:
-        _print_readers(entity.topic.name, found.readers)
+        _print_readers(found.topic, found.readers)
     if window is not None:
         click.echo(
             f"the window {window.begin:%H:%M}-{window.end:%H:%M} has "
@@ -172,7 +173,7 @@ def print_plan(
         f"at {found.rate:,} records a minute it takes {found.minutes:,.1f} minutes"
         f"{_until(found.ends)}; nothing was changed"
     )
-    if states is None:
+    if states is None and topic is None:
         # To count them, the whole topic must be read.
         click.echo(
             "keys that only the topic has stay there, and are not counted: `jobs-lib "

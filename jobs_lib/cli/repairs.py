@@ -64,7 +64,7 @@ def stale(
     """Send tombstones for keys that the topic has and the table has not."""
     app, entity = find_entity(path, name)
     chosen = choose_rate(rate, window, tz)
-    watched = None if limit is None else find_limit(app, entity, limit)
+    watched = None if limit is None else find_limit(app, entity.topic.name, limit)
     if dry_run:
         _print_count(app, entity, chosen, choose_finder(engine, **spark), as_json)
         return

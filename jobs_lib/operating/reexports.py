@@ -15,7 +15,7 @@ from jobs_lib.reexport.control import REACHED, check_rate
 if TYPE_CHECKING:
     from jobs_lib.app import App
     from jobs_lib.kafka.lag import Readers
-    from jobs_lib.outbox.topic import Entity
+    from jobs_lib.outbox.topic import Entity, Topic
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Outlook:
     """A plan, with the time that it takes and who reads the topic."""
 
     entity: Entity
+    topic: str
+    """Where the states are to go, by its name in Kafka."""
     ranges: tuple[api.Range, ...]
     keys: str
     """Where the keys are, and their types."""
@@ -51,7 +53,7 @@ class Outlook:
         groups = None if self.readers is None else self.readers.groups
         return {
             "entity": self.entity.name,
-            "topic": self.entity.topic.name,
+            "topic": self.topic,
             "rate": self.rate,
             "total": self.total,
             "begins": self.begins.isoformat(),
@@ -67,6 +69,7 @@ def look_ahead(
     rate: int | api.Window,
     ranges: int | None,
     states: tuple[api.Range, ...] | None = None,
+    topic: Topic[Any] | None = None,
 ) -> Outlook:
     """Plan a re-export, and change nothing.
 
@@ -76,10 +79,12 @@ def look_ahead(
         rate: records a minute, or the hours of the day.
         ranges: the number of ranges of its table.
         states: the ranges of a DataFrame that was examined, instead of the table.
+        topic: where the states are to go. Defaults to the entity's own topic.
 
     Raises:
         ReexportError: it cannot be planned as asked.
     """
+    goal = (topic or entity.topic).name
     columns = ", ".join(entity.columns)
     if states is None:
         database = app.database()
@@ -96,8 +101,8 @@ def look_ahead(
         begins, rate = window.begin, api.find_rate(total, window)
     readers = None
     if app.settings.kafka_bootstrap_servers:
-        readers = find_readers(app.settings, entity.topic.name)
-    return Outlook(entity, states, keys, rate, begins, window, readers)
+        readers = find_readers(app.settings, goal)
+    return Outlook(entity, goal, states, keys, rate, begins, window, readers)
 
 
 def choose_rate(
@@ -119,14 +124,28 @@ def choose_rate(
     return api.parse_window(window, tz)
 
 
-def find_limit(app: App, entity: Entity, text: str) -> api.LagLimit:
+def find_open_topic(app: App, entity: Entity) -> str:
+    """Find the topic that the entity's open re-export goes to, else its own one."""
+    database = app.database()
+    with database.connect("re-export") as connection:
+        found = connection.execute(
+            database.queries["find_unfinished"], {"entity": entity.name}
+        ).fetchone()
+    return entity.topic.name if found is None else str(found[3])
+
+
+def find_limit(app: App, topic: str, text: str) -> api.LagLimit:
     """Parse a limit, and refuse a group that does not read the topic.
+
+    Args:
+        app: knows where Kafka is.
+        topic: the one that the re-export goes to, by its name in Kafka.
+        text: the limit, such as ``search:10000``.
 
     Raises:
         ReexportError: it is no limit, or the group has committed nothing there.
     """
     limit = api.parse_lag_limit(text)
-    topic = entity.topic.name
     if not read_committed(app.settings, limit.group, topic):
         known = [one.group for one in find_readers(app.settings, topic).groups]
         raise ReexportError(

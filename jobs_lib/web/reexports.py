@@ -28,7 +28,12 @@ from starlette.routing import Route
 from jobs_lib import reexport as api
 from jobs_lib.errors import JobsError, ReexportError, UnavailableError
 from jobs_lib.masking import describe, spell
-from jobs_lib.operating.reexports import choose_rate, find_limit, look_ahead
+from jobs_lib.operating.reexports import (
+    choose_rate,
+    find_limit,
+    find_open_topic,
+    look_ahead,
+)
 from jobs_lib.reexport.control import check_rate
 from jobs_lib.reexport.run import CHUNK
 from jobs_lib.web.guard import LOCAL, Guard, refuse
@@ -114,7 +119,7 @@ class _Control:
         """Begin one or continue it, and load it in a thread."""
         entity, rate, limit = self._find(name), _choose(given), None
         if "watch_lag" in given:
-            limit = self._find_limit(entity, given["watch_lag"])
+            limit = self._find_limit(entity.topic.name, given["watch_lag"])
         database = self._app.database()
         begun = api.begin(
             database,
@@ -138,13 +143,15 @@ class _Control:
             return 200, self._tell(api.set_rate(database, entity.name, rate))
         if what == "watch-lag":
             text = given.get("limit")
-            limit = None if text is None else self._find_limit(entity, text)
+            limit = None
+            if text is not None:
+                limit = self._find_limit(find_open_topic(self._app, entity), text)
             return 200, self._tell(api.watch_lag(database, entity.name, limit))
         act = {"pause": api.pause, "resume": api.resume, "cancel": api.cancel}[what]
         return 200, self._tell(act(database, entity.name))
 
-    def _find_limit(self, entity: Entity, text: str) -> api.LagLimit:
-        return _judge(lambda: find_limit(self._app, entity, text))
+    def _find_limit(self, topic: str, text: str) -> api.LagLimit:
+        return _judge(lambda: find_limit(self._app, topic, text))
 
     def _tell(self, progress: api.Progress) -> dict[str, Any]:
         return _show(progress) | {"loader": self._loaders.find(progress.id)}

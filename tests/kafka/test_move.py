@@ -186,7 +186,7 @@ def test_the_switch_is_refused_after_a_re_export_to_the_former_topic_alone(
             end_move(shop.database, shop.entity, goal)
         move(shop, goal)
         shop.await_end()
-        # What the deleted row has left in both topics, the new one loses with the other.
+        # Both topics still have the key of a row that is deleted, and lose it.
         admin.execute("delete from items where id = 8")
         remove_stale(shop.database, shop.app.settings, shop.entity, rate=1_000_000)
         shop.await_end()

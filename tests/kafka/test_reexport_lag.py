@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 from psycopg.rows import class_row
+from starlette.testclient import TestClient
 
 from jobs_lib import reexport as api
 from jobs_lib.cli.reexport import reexport as commands
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.reexport import LagLimit, lag
+from jobs_lib.web import reexports
 from tests.support.apps import heard, make_app, running
 from tests.support.commands import make_runner
 from tests.support.records import read_topic
+from tests.support.shop import COMPACTED
 
 ITEMS, LIMIT = 1_000, 60
 SLOW, FAST = 1_500, 1_000_000
@@ -239,3 +243,32 @@ def test_the_plan_names_the_groups_and_what_cannot_be_watched_is_refused(
     (listed,) = json.loads(run("list", "--json"))
     assert (listed["entity"], listed["lag_group"]) == ("items", None)
     assert "items" in run("list")
+
+
+@pytest.mark.guarantee("W31")
+def test_the_group_must_read_the_topic_that_the_re_export_goes_to(
+    shop, follower, group, topic, run
+):
+    goal = shop.topic(topic(1, config=COMPACTED), value=Item, compacted=True)
+    reader = group()
+    reader.commit_soon(goal.name, {0: 0})
+    former, new = f"{follower.name}:10", f"{reader.name}:10"
+    refused = f"{follower.name!r} has committed no .* {goal.name!r}"
+    options = ("--topic", goal.declared, "--engine", "sql", "--rate", "60")
+    begin = ("start", "items", *options, "--watch-lag")
+    with pytest.raises(ReexportError, match=refused):
+        run(*begin, former)
+    assert f"the lag of {reader.name} is not known yet" in run(*begin, new)
+    with pytest.raises(ReexportError, match=refused):
+        run("watch-lag", "items", former)
+    assert f"the lag of {reader.name}" in run("watch-lag", "items", new)
+    web = reexports(shop, authorise=lambda _: True, hosts=["testserver"])
+    with TestClient(web) as client:
+        lag_of = partial(client.post, "/items/watch-lag")
+        assert goal.name in lag_of(json={"limit": former}).json()["error"]
+        assert lag_of(json={"limit": new}).json()["lag_group"] == reader.name
+    plan = ("--rate", "60", "--topic", goal.declared, "--dry-run")
+    told = run("start", "items", *plan)
+    assert f"to {goal.name} in" in told
+    assert f"read by {reader.name}" in told
+    assert follower.name not in told
