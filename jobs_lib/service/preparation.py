@@ -233,7 +233,7 @@ def refuse_shared_groups(
 
 
 def _read_pods(database: Database) -> set[str]:
-    with database.connect("start") as connection:
+    with database.connect("start", answer_within=database.timeout) as connection:
         return {pod for (pod,) in connection.execute(database.queries["read_pods"])}
 
 

@@ -219,7 +219,8 @@ class Service:
             )
         if relays:
             owners.append(maker.make_relay(shards))
-        if groups or relays or self._transactors or self._sidecar:
+        needs_kafka = groups or relays or self._transactors or self._sidecar
+        if needs_kafka and self.settings.kafka_bootstrap_servers:
             self._kafka_watch = KafkaWatch(self.settings)
         self._owners = owners[::-1]
         ticks = executes and bool(self.app.schedules)
