@@ -145,13 +145,13 @@ def exported(admin):
 
 
 @pytest.mark.guarantee("W34", "I20")
-def test_a_re_exports_row_goes_where_a_live_one_of_its_key_still_settles(
+def test_a_re_exports_row_goes_where_a_later_live_one_of_its_key_still_settles(
     read, exported, admin
 ):
+    row_id = exported("slow", "k")
     admin.execute(
         "insert into jobs_lib.outbox (shard, topic, key) values (0, 'slow', 'k')"
     )
-    row_id = exported("slow", "k")
     block = read()
     # The live row stays, and will carry the newer state.
     assert [dropped for _, dropped, _ in block.dropped] == [row_id]
@@ -160,20 +160,38 @@ def test_a_re_exports_row_goes_where_a_live_one_of_its_key_still_settles(
 
 
 @pytest.mark.guarantee("W34", "I20")
-def test_a_re_exports_row_gives_way_to_a_live_one_of_its_key_that_is_held(
+def test_a_re_exports_row_gives_way_to_a_later_live_one_of_its_key_that_is_held(
     read, write, exported, admin
 ):
     admin.execute(
         "insert into jobs_lib.holds (topic, key, error, retry_at)"
         " values ('events', 'held', 'too large', now())"
     )
-    write(10, key="held")
     row_id = exported("events", "held")
+    write(10, key="held")
     block = read()
     # The live row has a newer state, and goes first in any case.
     assert [dropped for _, dropped, _ in block.dropped] == [row_id]
     assert len(block.behind) == 1
     assert not block.records
+
+
+@pytest.mark.guarantee("W23", "I20")
+def test_a_re_exports_row_waits_behind_an_earlier_live_one_of_its_key(
+    read, exported, admin
+):
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, topic, key) values (0, 'slow', 'k')"
+    )
+    row_id = exported("slow", "k")
+    block = read()
+    # The live row has an older state: the table may have changed since, without another
+    # row. So the other one is neither sent before it nor dropped.
+    assert not block.records
+    assert not block.dropped
+    assert not block.behind
+    rows = admin.execute("select id from jobs_lib.outbox where class = 1").fetchall()
+    assert rows == [(row_id,)]
 
 
 @pytest.mark.guarantee("W20")
