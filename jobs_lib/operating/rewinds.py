@@ -189,12 +189,19 @@ def replay(
         TopicError: the topic does not exist, or is not visible.
         UnavailableError: no broker answers, or the database does not.
     """
+    named = {"group": group, "topic": topic}
+    with database.connect("replay") as connection, bounded(connection, database):
+        (has_skipped,) = connection.execute(
+            database.queries["has_skipped"], named
+        ).fetchall()[0]
+    if not has_skipped:
+        return []
+    # Not while the offsets are locked: Kafka may be slow.
     starts = find_places(settings, topic, "start")
     with database.connect("replay") as connection, bounded(connection, database):
         known = lock(connection, database, group, topic)
         asked = {
-            "group": group,
-            "topic": topic,
+            **named,
             "partitions": [*starts],
             "starts": [*starts.values()],
         }

@@ -40,6 +40,13 @@ update {schema}.origins set
     owner = null, epoch = epoch + 1, since = clock_timestamp()
 where role = 'consume:' || %(group)s and origin = any (%(origins)s)
 
+-- name: has_skipped
+-- Whether the group has skipped a record of the topic: if not, Kafka need not be asked.
+select exists (
+    select from {schema}.skipped s
+    where s.consumer_group = %(group)s and s.topic = %(topic)s
+)
+
 -- name: find_skipped
 -- By partition, the first record that was skipped, and how many lie before its start.
 -- Places of an earlier topic of this name are left out: their records are gone.
