@@ -357,11 +357,25 @@ def test_a_release_waits_for_the_running_batch_and_hands_its_position_over(
     wait_for(lambda: len(first.records) + len(second.records) == 8)
 
 
+def make_small(settings, log, topic, handle, **more) -> Consumer:
+    """Make a consumer that takes a mebibyte into memory, and soon tries again."""
+    return Consumer(
+        settings.model_copy(update={"consumer_prefetch_bytes": 1_048_576}),
+        log=log,
+        group=GROUP,
+        client_id="a",
+        topics=[topic],
+        handle=handle,
+        interval=INTERVAL,
+        retry=Retry(first=0.01, cap=0.05),
+        **more,
+    )
+
+
 def test_a_partition_that_cannot_go_on_has_bounded_records_and_others_go_on(
     log_topic, topic, publish, settings, wait_for, heard
 ):
     log, data = log_topic(), topic(2)
-    small = settings.model_copy(update={"consumer_prefetch_bytes": 1_048_576})
     for number in range(2):
         publish(data, 6_000, number)
     handled: dict[int, list[int]] = {0: [], 1: []}
@@ -372,17 +386,7 @@ def test_a_partition_that_cannot_go_on_has_bounded_records_and_others_go_on(
             raise ValueError("the mail server is away")
         handled[records[0].partition] += [one.offset for one in records]
 
-    consumer = Consumer(
-        small,
-        log=log,
-        group=GROUP,
-        client_id="a",
-        topics=[data],
-        handle=handle,
-        batch=500,
-        interval=INTERVAL,
-        retry=Retry(first=0.01, cap=0.05),
-    )
+    consumer = make_small(settings, log, data, handle, batch=500)
     with consumer:
         parts = consumer._intake.parts
         wait_for(
@@ -400,7 +404,6 @@ def test_records_in_memory_are_handled_though_the_topic_has_lost_them(
     log_topic, topic, publish, settings, wait_for, kafka_admin, heard, monkeypatch
 ):
     log, data = log_topic(1), topic(1)
-    small = settings.model_copy(update={"consumer_prefetch_bytes": 1_048_576})
     # More than may wait in memory.
     publish(data, 6_000)
     handled: list[int] = []
@@ -420,16 +423,7 @@ def test_records_in_memory_are_handled_though_the_topic_has_lost_them(
     def find_lost() -> list[dict[str, Any]]:
         return [fields for event, fields in heard if event == "offset.lost"]
 
-    consumer = Consumer(
-        small,
-        log=log,
-        group=GROUP,
-        client_id="a",
-        topics=[data],
-        handle=handle,
-        interval=INTERVAL,
-        retry=Retry(first=0.01, cap=0.05),
-    )
+    consumer = make_small(settings, log, data, handle)
     parts, shared = consumer._intake.parts, Shared(GROUP, data, 0)
     out_of_range = consumer._intake.out_of_range
     monkeypatch.setattr(consumer._intake, "out_of_range", note_range)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -13,6 +11,7 @@ from jobs_lib.devstack.ports import free_port
 from jobs_lib.executor.dispatcher import Dispatcher
 from jobs_lib.executor.running.threads import ThreadWorkers
 from tests.support.apps import make_app, running
+from tests.support.probes import ask_probe
 from tests.support.proxy import Proxy
 
 SILENT = 4.0
@@ -29,13 +28,7 @@ def serve(url, monkeypatch):
         app = make_app(at, database_timeout=1, probes_port=port, workers=1)
 
         def ask(path: str = "/livez") -> tuple[int, str]:
-            try:
-                with urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}{path}", timeout=20
-                ) as answer:
-                    return answer.status, answer.read().decode()
-            except urllib.error.HTTPError as error:
-                return error.code, error.read().decode()
+            return ask_probe(port, path)
 
         return app, ask
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from jobs_lib import Rate, Record, exponential
-from jobs_lib.cli.main import main
 from jobs_lib.errors import UnavailableError
 from jobs_lib.operating import delete_discarded, retry, session
 from jobs_lib.operating.home_topic import declare_topic
@@ -27,6 +25,7 @@ from jobs_lib.service.service import Service
 from jobs_lib.settings import default_settings
 from tests.faults.helpers import attempts, count, effects, enqueue
 from tests.support.apps import HOME, executing, heard, make_app
+from tests.support.commands import fail_command
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -211,6 +210,23 @@ def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_fo
             assert not failed
 
 
+def add_first(app) -> tuple[Any, threading.Event, threading.Event]:
+    """Add a job type that keeps a worker, once the pool has a connection.
+
+    Returns it, what it sets when it has had one, and what lets it end.
+    """
+    lent, gate = threading.Event(), threading.Event()
+
+    @app.job()
+    def first(job) -> None:
+        with job.transaction() as connection:
+            connection.execute("select 1")
+        lent.set()
+        gate.wait(60)
+
+    return first, lent, gate
+
+
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("J20", "FP8")
 @pytest.mark.parametrize("fault", ["reset", "hold"])
@@ -221,15 +237,7 @@ def test_a_query_that_fails_before_the_handler_costs_no_attempt(
     # Jobs that wait for a worker are not released meanwhile.
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
     app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
-    lent, gate = threading.Event(), threading.Event()
-
-    @app.job()
-    def first(job) -> None:
-        with job.transaction() as connection:
-            connection.execute("select 1")
-        lent.set()
-        gate.wait(60)
-
+    first, lent, gate = add_first(app)
     rate = Rate(1_000) if asked == "start" else None
 
     @app.job(retry=exponential(max_attempts=1), rate=rate)
@@ -262,20 +270,13 @@ def test_a_time_limit_does_not_count_the_wait_for_a_silent_database(
 ):
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
     app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
-    lent, gate = threading.Event(), threading.Event()
+    first, lent, gate = add_first(app)
     held: list[str] = []
 
     def hold(moment: str) -> None:
         if asked == moment and not held:
             held.append(moment)
             proxy.hold()
-
-    @app.job()
-    def first(job) -> None:
-        with job.transaction() as connection:
-            connection.execute("select 1")
-        lent.set()
-        gate.wait(60)
 
     once = exponential(max_attempts=1)
     rate = Rate(1_000) if asked == "start" else None
@@ -412,13 +413,8 @@ def run(url, proxy, monkeypatch, capsys) -> Iterator[Callable[..., str]]:
     monkeypatch.setenv("JOBS_LIB_DATABASE_TIMEOUT", "1")
 
     def run(*words: str) -> str:
-        default_settings.cache_clear()
-        monkeypatch.setattr(sys, "argv", ["jobs-lib", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        assert ended.value.code == 2, output.err
-        return output.err.strip()
+        _, told = fail_command(monkeypatch, capsys, *words)
+        return told.strip()
 
     yield run
     default_settings.cache_clear()

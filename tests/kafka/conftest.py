@@ -12,6 +12,7 @@ from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.groups import Group
 from tests.support.outbox.stage import Stage
+from tests.support.proxy import Proxy
 from tests.support.topics import create_topic, delete_topics
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
     """
     yield broker_of_run
     broker_of_run.proxy.restore()
+
+
+@pytest.fixture
+def database_proxy(database_url) -> Iterator[Proxy]:
+    """A proxy before the database of the test."""
+    with Proxy.before(database_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture

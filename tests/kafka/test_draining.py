@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.apps import count, heard, make_app, running
-from tests.support.proxy import Proxy
 from tests.support.records import produce, read_committed, read_topic
 from tests.support.waiting import linger
 
@@ -24,13 +23,6 @@ QUICK: dict[str, Any] = {
     "heartbeat_interval": 0.5,
     "session_timeout": 6,
 }
-
-
-@pytest.fixture
-def database_proxy(database_url):
-    """A proxy before the database."""
-    with Proxy.before(database_url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
+from functools import partial
 
 import pytest
 
 from jobs_lib.devstack.ports import free_port
 from tests.support.apps import make_app, running
-from tests.support.proxy import Proxy
+from tests.support.probes import ask_probe
 
 pytestmark = pytest.mark.expects("loop.failed", "fenced", "origins.lost")
 
@@ -17,24 +16,7 @@ pytestmark = pytest.mark.expects("loop.failed", "fenced", "origins.lost")
 @pytest.fixture
 def ask(port):
     """Ask the service."""
-
-    def ask(path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{port}{path}", timeout=20
-            ) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
-
-    return ask
-
-
-@pytest.fixture
-def database_proxy(database_url):
-    """A proxy before PostgreSQL."""
-    with Proxy.before(database_url) as proxy:
-        yield proxy
+    return partial(ask_probe, port)
 
 
 @pytest.fixture

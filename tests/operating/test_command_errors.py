@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from jobs_lib import operating
-from jobs_lib.cli.main import main
 from jobs_lib.postgres.migrate import MIGRATE_LOCK
 from jobs_lib.settings import default_settings
+from tests.support.commands import fail_command
 from tests.support.roles import as_role
 
 if TYPE_CHECKING:
@@ -31,15 +31,10 @@ def run(jobs_database_url, monkeypatch, capsys, tmp_path) -> Run:
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> str:
-        default_settings.cache_clear()
-        monkeypatch.setattr(sys, "argv", ["jobs-lib", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        output = capsys.readouterr()
-        assert ended.value.code == 2, output.err
-        assert not output.out
-        assert "Traceback" not in output.err
-        return output.err.splitlines()[-1]
+        output, told = fail_command(monkeypatch, capsys, *words)
+        assert not output
+        assert "Traceback" not in told
+        return told.splitlines()[-1]
 
     return run
 

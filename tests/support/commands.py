@@ -6,15 +6,20 @@ import sys
 import types
 from typing import TYPE_CHECKING
 
+import pytest
 from click.testing import CliRunner
+
+from jobs_lib.cli.main import main
+from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import click
-    import pytest
 
     from jobs_lib import App
+
+    Capture = pytest.CaptureFixture[str]
 
 
 def make_runner(
@@ -32,3 +37,19 @@ def make_runner(
         return result.output
 
     return run
+
+
+def fail_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, *words: str
+) -> tuple[str, str]:
+    """Run `jobs-lib` with these words, which exit code 2 must end; return its output.
+
+    It is that for programs, and that for people.
+    """
+    default_settings.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["jobs-lib", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    output = capsys.readouterr()
+    assert ended.value.code == 2, output.err
+    return output.out, output.err
