@@ -165,9 +165,14 @@ class LentSession(AsyncSession[Any]):
 
 @contextmanager
 def answered_within(
-    session: Session[Any] | AsyncSession[Any], seconds: float
+    session: Session[Any] | AsyncSession[Any], seconds: float | None
 ) -> Iterator[None]:
-    """Let a statement inside fail that is not answered within so many seconds."""
+    """Let a statement inside fail that is not answered in time.
+
+    Args:
+        session: runs the statement.
+        seconds: None to wait for ever.
+    """
     before, session.answer_within = session.answer_within, seconds
     try:
         yield

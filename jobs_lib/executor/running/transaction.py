@@ -24,6 +24,7 @@ from jobs_lib.jobs.context import current_place
 from jobs_lib.masking import spell
 from jobs_lib.ownership.role import EXECUTE
 from jobs_lib.postgres.database import BEGIN, fenced
+from jobs_lib.postgres.session import answered_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -398,7 +399,7 @@ def own_statement(
         if connection is None:
             yield
         else:
-            with _hurried(connection, answer_within):
+            with answered_within(connection, answer_within):
                 yield
     except psycopg.Error as error:
         if not is_passing(error):
@@ -430,19 +431,10 @@ def rolling_back(connection: Any, answer_within: float | None) -> Iterator[None]
     The driver may have raised an error without noticing that the connection is lost;
     the rollback finds out. A connection that does not answer it counts as lost.
     """
-    with suppress(psycopg.Error), _hurried(connection, answer_within):
+    with suppress(psycopg.Error), answered_within(connection, answer_within):
         yield
     if _is_open(connection):
         connection.pgconn.finish()
-
-
-@contextmanager
-def _hurried(connection: Any, answer_within: float | None) -> Iterator[None]:
-    connection.answer_within = answer_within
-    try:
-        yield
-    finally:
-        connection.answer_within = None
 
 
 def refuse_lost(lost: bool, error: BaseException, since: float) -> None:
