@@ -199,6 +199,8 @@ def test_a_heartbeat_that_comes_more_than_two_intervals_late_has_no_effect(
     assert sent.offset is not None
     beat = Heartbeat(far.sender, shared, sent.offset, 5)
     assert far.send(beat).wait(WAIT) is Outcome.VALID
+    # Without it, a claim would be right at once: nobody would hold anything.
+    near.read_to_end()
     own.proxy.freeze()
     late = far.send(beat._replace(position=9))
 

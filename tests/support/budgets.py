@@ -27,11 +27,11 @@ DEFAULT_BUDGET = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def read_cpu() -> float:
-    """The CPU seconds of this process, and of all processes below it.
+def read_cpu(root: int | None = None) -> float:
+    """The CPU seconds of a process, this one by default, and of all processes below it.
 
     An ended process counts with its parent. Without `/proc`, only ended processes
-    count.
+    of this one count.
     """
     seconds: dict[int, float] = {}
     children: defaultdict[int, list[int]] = defaultdict(list)
@@ -46,7 +46,7 @@ def read_cpu() -> float:
         seconds[pid] = sum(map(int, fields[11:15])) / _TICKS
     if not seconds:
         return sum(os.times()[:4])
-    total, found = 0.0, [os.getpid()]
+    total, found = 0.0, [os.getpid() if root is None else root]
     while found:
         pid = found.pop()
         total += seconds.get(pid, 0.0)

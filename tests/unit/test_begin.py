@@ -30,6 +30,7 @@ class Server:
 
     def __init__(self) -> None:
         self.ends: list[Lease] = []
+        self.answer_within: float | None = None
 
     @contextmanager
     def lend(self):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 from tests.support.budgets import read_cpu
@@ -50,20 +49,23 @@ def test_waits():
 
 
 def test_the_cpu_of_a_child_process_counts_during_and_after_its_run(wait_for):
-    def read_others() -> float:
-        return read_cpu() - time.process_time()
-
-    before = read_others()
-    # A child of the child counts, too.
-    inner = [sys.executable, "-c", BURN.format(0.3, "input()")]
-    outer = f"import subprocess; subprocess.run({inner!r})"
+    # A child of the child. Others of this process may end meanwhile, and take theirs.
+    # It burns more than is looked for: the system counts in ticks, and rounds down.
+    inner = [sys.executable, "-c", BURN.format(0.5, "input()")]
+    outer = f"import subprocess; subprocess.run({inner!r}); print(flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", outer], stdin=subprocess.PIPE
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
-        wait_for(lambda: read_others() > before + 0.3, timeout=60, what="it is seen")
-        assert child.poll() is None
-        child.communicate(b"\n")
-    assert read_others() > before + 0.3
+        assert child.stdin
+        assert child.stdout
+        below = read_cpu(child.pid)
+        wait_for(lambda: read_cpu(child.pid) > 0.3, timeout=60, what="it is seen")
+        assert below < read_cpu(child.pid) <= read_cpu()
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"\n"
+        assert read_cpu(child.pid) > 0.3
+        child.stdin.write(b"\n")
 
 
 def test_a_report_shows_the_cpu_of_each_folders_everyday_tests(tmp_path):
