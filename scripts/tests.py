@@ -69,6 +69,8 @@ def run(
     command = [sys.executable, "-m", "pytest", *SHARED, *chosen]
     command.append(f"--junit-xml=build/{report}.xml")
     environment = dict(os.environ)
+    # The tests start hundreds of processes: each would compile all modules again.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if bin_dir is not None:
         print(f"PostgreSQL {major}: tests/integration", flush=True)
         environment["JOBS_LIB_TEST_POSTGRES_BIN"] = str(bin_dir)
