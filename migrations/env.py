@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from alembic import context
 from psycopg import sql
 
-from jobs_lib.postgres.database import check_lineage
 from jobs_lib.postgres.migrate import (
     LOCK_SECONDS,
     MIGRATE_LOCK,
     VERSION_TABLE,
+    check_installed,
     choose_url,
     make_engine,
 )
 from jobs_lib.postgres.queries import load_queries
+from jobs_lib.postgres.revisions import known_versions
 from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def run(schema: str, last: Iterable[str] = (), **where: Any) -> None:
         installed = None if offline else context.get_context().get_current_revision()
         if installed is not None:
             # Alembic would continue from a version whose name only begins alike.
-            check_lineage(schema, installed)
+            check_installed(context.get_bind(), schema, known_versions(), installed)
         context.run_migrations()
         for query in ("settle_functions", "settle_grants"):
             context.execute(queries[query].as_string())

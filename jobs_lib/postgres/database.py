@@ -30,7 +30,7 @@ from jobs_lib.schemas.json_limits import read_json
 from jobs_lib.settings import require_database_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from uuid import UUID
 
@@ -277,8 +277,11 @@ class Database:
                 "role ROLE set default_transaction_isolation = 'read committed'`"
             )
 
-    def check_version(self, expected: str) -> str:
-        """Return the version of the tables, if a release for ``expected`` can use them.
+    def check_version(self, known: Sequence[str]) -> str:
+        """Return the version of the tables, if a release can use them.
+
+        Args:
+            known: the versions that the release knows. It is made for the last one.
 
         Raises:
             SchemaVersionError: there are no tables, or they do not fit.
@@ -300,49 +303,53 @@ class Database:
                     "`jobs-lib migrate`"
                 )
             installed = str(row[0])
-            check_lineage(self.schema, installed)
+            check_lineage(self.schema, known, installed)
             serves = installed
-            if installed > expected:
+            if installed > known[-1]:
                 (serves,) = connection.execute(
                     sql.SQL("select compatible_from from {}").format(installation)
                 ).fetchone() or (installed,)
-        check_fit(self.schema, expected, installed, serves)
+        check_fit(self.schema, known, installed, serves)
         return installed
 
 
-def check_lineage(schema: str, installed: str) -> None:
-    """Refuse tables with a version that no release has, such as a bare number.
+def check_lineage(schema: str, known: Sequence[str], installed: str) -> None:
+    """Refuse tables with a version that no release has.
 
-    Versions are compared as text, and Alembic reads ``0005`` as an abbreviation of
-    ``0005_completion``. So such tables would be mistaken for another version's.
+    A version is a number and a subject. Versions are compared as text, and Alembic
+    reads ``0005`` as an abbreviation of another version, so a bare number would be
+    mistaken for that one. A version that this release does not know can only be of a
+    later release, and so sorts behind its own.
 
     Args:
         schema: of the tables.
+        known: the versions that the release knows, in order.
         installed: the version of the tables.
 
     Raises:
-        SchemaVersionError: the version is not a number and a subject.
+        SchemaVersionError: no release has this version.
     """
-    if not _VERSION.fullmatch(installed):
-        raise SchemaVersionError(
-            f"the tables in schema {schema!r} have version {installed}, which no "
-            "release of jobs_lib has, so no migration leads on from it: drop the "
-            "schema with all jobs and rows in it, and run `jobs-lib migrate`"
-        )
+    if not _VERSION.fullmatch(installed) or (
+        installed not in known and installed < known[-1]
+    ):
+        raise _of_no_release(schema, installed)
 
 
-def check_fit(schema: str, expected: str, installed: str, compatible_from: str) -> None:
+def check_fit(
+    schema: str, known: Sequence[str], installed: str, compatible_from: str
+) -> None:
     """Refuse tables that a release cannot work with.
 
     Args:
         schema: of the tables.
-        expected: the version that the release is made for.
+        known: the versions that the release knows. It is made for the last one.
         installed: the version of the tables.
         compatible_from: the oldest version whose releases the tables still serve.
 
     Raises:
-        SchemaVersionError: the tables are older, or too new for the release.
+        SchemaVersionError: the tables are older, too new for the release, or of none.
     """
+    expected = known[-1]
     if installed < expected:
         raise SchemaVersionError(
             f"the tables in schema {schema!r} have version {installed}, this release "
@@ -354,6 +361,17 @@ def check_fit(schema: str, expected: str, installed: str, compatible_from: str) 
             f"and serves releases made for {compatible_from} or later. This one is "
             f"made for {expected}: install a newer release of jobs_lib"
         )
+    # A later release has all versions of this one, so it names one that is known here.
+    if installed > expected and compatible_from not in known:
+        raise _of_no_release(schema, installed)
+
+
+def _of_no_release(schema: str, installed: str) -> SchemaVersionError:
+    return SchemaVersionError(
+        f"the tables in schema {schema!r} have version {installed}, which no release "
+        "of jobs_lib has, so no migration leads on from it: drop the schema with all "
+        "jobs and rows in it, and run `jobs-lib migrate`"
+    )
 
 
 def connection_options(

@@ -55,7 +55,7 @@ from jobs_lib.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy import Connection, Engine
 
@@ -284,14 +284,31 @@ def _pending(connection: Connection, schema: str) -> list[str]:
     installed = installed_version(connection, schema)
     if installed is None:
         return known
-    check_lineage(schema, installed)
+    check_installed(connection, schema, known, installed)
+    return known[known.index(installed) + 1 :] if installed in known else []
+
+
+def check_installed(
+    connection: Connection, schema: str, known: Sequence[str], installed: str
+) -> None:
+    """Refuse tables of a version that no release has, or too new for this one.
+
+    Args:
+        connection: to the database.
+        schema: where the tables lie.
+        known: the versions that this release knows, in order.
+        installed: the version of the tables.
+
+    Raises:
+        SchemaVersionError: the release cannot work with the tables.
+    """
+    check_lineage(schema, known, installed)
     if installed in known:
-        return known[known.index(installed) + 1 :]
+        return
     serves = connection.execute(
         text(f"select compatible_from from {quote(schema)}.installation")
     ).scalar_one()
-    check_fit(schema, known[-1], installed, serves)
-    return []
+    check_fit(schema, known, installed, serves)
 
 
 def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:

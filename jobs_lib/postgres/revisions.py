@@ -1,4 +1,4 @@
-"""Where the migrations lie, and which is the last one.
+"""Where the migrations lie, and which there are.
 
 A service reads that at its start. It must not load Alembic for it, which would keep
 25 MB for as long as the service runs.
@@ -24,11 +24,20 @@ def latest_version() -> str:
     Raises:
         SchemaVersionError: the migrations are not installed.
     """
-    return find_latest(migrations_path())
+    return known_versions()[-1]
 
 
-def find_latest(folder: Path) -> str:
-    """The last version in a folder of migrations; each is called by its number.
+def known_versions() -> list[str]:
+    """The versions of the tables that this release knows, in their order.
+
+    Raises:
+        SchemaVersionError: the migrations are not installed.
+    """
+    return find_versions(migrations_path())
+
+
+def find_versions(folder: Path) -> list[str]:
+    """The versions in a folder of migrations, in order; each is called by its number.
 
     Raises:
         SchemaVersionError: there is none.
@@ -36,4 +45,4 @@ def find_latest(folder: Path) -> str:
     found = [one.stem for one in (folder / "versions").glob("[0-9]*.py")]
     if not found:
         raise SchemaVersionError(f"no migrations lie in {folder}")
-    return max(found)
+    return sorted(found)

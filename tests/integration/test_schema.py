@@ -31,7 +31,7 @@ from jobs_lib.postgres.migrate import (
     upgrade,
     write_sql,
 )
-from jobs_lib.postgres.revisions import latest_version, migrations_path
+from jobs_lib.postgres.revisions import known_versions, latest_version, migrations_path
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import executing, make_app
 from tests.support.engines import sqlalchemy_url
@@ -122,7 +122,7 @@ def test_the_tables_are_installed_by_every_url_that_services_accept(
     assert done.exit_code == 0, (done.output, done.exception)
     command.upgrade(Config("alembic.ini"), "head")
     assert migrate(url) == latest_version()
-    Database.of(load_settings()).check_version(latest_version())
+    Database.of(load_settings()).check_version(known_versions())
 
 
 def test_several_pods_may_migrate_at_once(empty_url):
@@ -218,31 +218,49 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
     empty_url, database_url, connect
 ):
     with pytest.raises(SchemaVersionError, match="run `jobs-lib migrate`"):
-        Database(empty_url).check_version(latest_version())
+        Database(empty_url).check_version(known_versions())
     database = Database(database_url)
-    database.check_version(latest_version())
+    database.check_version(known_versions())
     admin = connect(autocommit=True)
     oldest, newest = "0001_installation", "9999_later"
     change = f"update jobs_lib.{VERSION_TABLE} set version_num = %s"
     admin.execute(change, (oldest,))
     told = rf"version {oldest}, .*run `jobs-lib migrate`"
     with pytest.raises(SchemaVersionError, match=told):
-        database.check_version(latest_version())
+        database.check_version(known_versions())
     admin.execute(change, (newest,))
     admin.execute("update jobs_lib.installation set compatible_from = '9998_before'")
     with pytest.raises(SchemaVersionError, match=rf"version {newest}.*newer"):
-        database.check_version(latest_version())
+        database.check_version(known_versions())
 
 
 # Before the first release a version was only a number. One of these sorts below our
-# versions, one above them, and Alembic takes one for the short form of one of ours.
-@pytest.mark.parametrize("number", ["0001", "0005", "0034"])
+# versions, one above them, and Alembic takes one for the short form of one of ours. A
+# number with a subject is of no release either, if it is unknown and sorts below ours,
+# or if its tables serve a version up to ours that is unknown.
+@pytest.mark.parametrize(
+    ("version", "serves"),
+    [
+        # The oldest of these versions had no such column.
+        ("0001", None),
+        ("0005", None),
+        ("0034", None),
+        ("0016_other", "0001_installation"),
+        ("9998_other", "0017_other"),
+    ],
+)
 @pytest.mark.guarantee("U4")
-def test_tables_of_no_release_are_refused_by_every_way(database_url, connect, number):
+def test_tables_of_no_release_are_refused_by_every_way(
+    database_url, connect, version, serves
+):
     admin = connect(autocommit=True)
-    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = %s", (number,))
-    # The oldest of these versions had no such column.
-    admin.execute("alter table jobs_lib.installation drop compatible_from")
+    admin.execute(f"update jobs_lib.{VERSION_TABLE} set version_num = %s", (version,))
+    if serves is None:
+        admin.execute("alter table jobs_lib.installation drop compatible_from")
+    else:
+        admin.execute(
+            "update jobs_lib.installation set compatible_from = %s", (serves,)
+        )
     engine = create_engine(sqlalchemy_url(database_url))
 
     def upgrade_mine() -> None:
@@ -259,16 +277,16 @@ def test_tables_of_no_release_are_refused_by_every_way(database_url, connect, nu
         "migrate": lambda: migrate(database_url),
         "upgrade": upgrade_mine,
         "alembic": run_alembic,
-        "check": lambda: Database(database_url).check_version(latest_version()),
+        "check": lambda: Database(database_url).check_version(known_versions()),
     }
     for name, way in ways.items():
         with pytest.raises(
             SchemaVersionError,
-            match=rf"have version {number}, which no release.*drop the schema",
+            match=rf"have version {version}, which no release.*drop the schema",
         ):
             way()
         found = admin.execute(f"select version_num from jobs_lib.{VERSION_TABLE}")
-        assert found.fetchone() == (number,), name
+        assert found.fetchone() == (version,), name
     engine.dispose()
 
 
