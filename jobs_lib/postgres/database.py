@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _VERSION = re.compile("[0-9]{4}_[a-z0-9_]+")
-"""The form of a version of the tables, such as ``0003_jobs``."""
+"""The form of a version of the tables, such as ``0004_jobs``."""
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10

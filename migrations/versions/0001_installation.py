@@ -1,4 +1,4 @@
-"""The installation: its identity, its environment, the releases it serves, its roles.
+"""The installation: its identity, its environment, and the releases it serves.
 
 Locks: none that another session waits for; all tables are new.
 """
@@ -38,20 +38,11 @@ create function topic_name(name text) returns text
 language sql stable parallel safe as $function$
     select replace(i.topic_template, '{name}', name) from installation i
 $function$;
-
--- The kinds of rights that each role was granted. A later revision grants the role the
--- rights to what it adds.
-create table grantees (
-    role name not null,
-    kind text not null check (kind in ('service', 'enqueue', 'read')),
-    granted_at timestamptz not null default clock_timestamp(),
-    primary key (role, kind)
-);
 """
 
 DOWNGRADE = """
 drop function topic_name;
-drop table grantees, installation;
+drop table installation;
 """
 
 

@@ -258,7 +258,7 @@ def test_the_test_kit_reads_what_is_committed(strict_url):
 
 
 @pytest.mark.guarantee("FP22")
-@pytest.mark.parametrize("since", [None, "0012_send"])
+@pytest.mark.parametrize("since", [None, "0016_send"])
 def test_printed_migrations_name_their_isolation(since):
     first, second = write_sql(since=since).split(";")[:2]
     assert first.strip() == "BEGIN"

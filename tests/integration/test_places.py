@@ -430,7 +430,7 @@ def test_a_job_that_a_later_look_may_not_skip_has_a_lower_id(
 
 @pytest.mark.guarantee("K22")
 @pytest.mark.parametrize("rows", [10, 80_000], ids=["small", "large"])
-def test_the_index_is_only_made_while_the_table_is_small(empty_url, rows):
+def test_the_index_is_only_made_while_the_table_is_small(empty_url, rows, tmp_path):
     """While it is made, nobody can enqueue; a large one takes too long."""
     statements = [
         # Few rows to a page, so that few make a large table.
@@ -440,7 +440,7 @@ def test_the_index_is_only_made_while_the_table_is_small(empty_url, rows):
             f" select 'local/0', 'work', '{{}}' from generate_series(1, {rows})"
         ),
     ]
-    made = makes_index(empty_url, "0021_resync_shown", statements, "jobs_of_place")
+    made = makes_index(empty_url, tmp_path, statements, "jobs_of_place")
     assert made is (rows == 10)
 
 

@@ -235,9 +235,9 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
 
 
 # Before the first release a version was only a number. One of these sorts below our
-# versions, one above them, and Alembic takes one for the short form of one of ours. A
-# number with a subject is of no release either, if it is unknown and sorts below ours,
-# or if its tables serve a version up to ours that is unknown.
+# versions, one above them, and Alembic takes one for the short form of one of ours.
+# Later versions had a subject, too. Such a version is unknown and sorts below ours, or
+# its tables serve a version that is unknown and sorts below ours.
 @pytest.mark.parametrize(
     ("version", "serves"),
     [
@@ -245,7 +245,8 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
         ("0001", None),
         ("0005", None),
         ("0034", None),
-        ("0016_other", "0001_installation"),
+        ("0016_reexports", "0001_installation"),
+        ("0032_truncate", "0017_consuming"),
         ("9998_other", "0017_other"),
     ],
 )

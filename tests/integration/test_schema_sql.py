@@ -28,7 +28,7 @@ from tests.support.releases import NextRelease
 
 # The server's wheel has no psql.
 PSQL = shutil.which("psql")
-OLDER = "0008_enqueue"
+OLDER = "0012_enqueue"
 """A version before the latest: some tables exist, and some do not."""
 VALUES = "select shards, environment, topic_template from {}.installation"
 
@@ -206,9 +206,9 @@ def test_alembic_prints_the_same_sql_as_the_library(monkeypatch, capsys):
 def test_invalid_options_of_printed_sql_are_refused(monkeypatch):
     with pytest.raises(SchemaVersionError, match=r"no version '9999' .* 0001_\w+ to"):
         write_sql(since="9999")
-    # Alembic alone would take it for the short form of `0008_enqueue`.
-    with pytest.raises(SchemaVersionError, match="no version '0008'"):
-        write_sql(since="0008")
+    # Alembic alone would take it for the short form of `0012_enqueue`.
+    with pytest.raises(SchemaVersionError, match="no version '0012'"):
+        write_sql(since="0012")
     with pytest.raises(ConfigurationError, match="fixed when the tables are installed"):
         write_sql(since=OLDER, shards=3)
     with pytest.raises(ConfigurationError, match="cannot have 0 shards"):

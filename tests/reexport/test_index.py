@@ -1,4 +1,4 @@
-"""The index of the rows of re-exports, on tables of the release before."""
+"""The index of the rows of re-exports, on tables that lack it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.upgrades import makes_index
 
 @pytest.mark.guarantee("J27")
 @pytest.mark.parametrize("rows", [10, 40_000], ids=["small", "large"])
-def test_the_index_is_only_made_while_the_outbox_is_small(empty_url, rows):
+def test_the_index_is_only_made_while_the_outbox_is_small(empty_url, rows, tmp_path):
     """While it is made, nobody can publish; a large one takes too long."""
     statements = [
         # Few rows to a page, so that few make a large table.
@@ -20,5 +20,5 @@ def test_the_index_is_only_made_while_the_outbox_is_small(empty_url, rows):
             f" from generate_series(1, {rows})"
         ),
     ]
-    made = makes_index(empty_url, "0025_streams", statements, "outbox_of_reexport")
+    made = makes_index(empty_url, tmp_path, statements, "outbox_of_reexport")
     assert made is (rows == 10)

@@ -1,37 +1,56 @@
-"""Tables of an earlier revision, upgraded again."""
+"""Tables that lack an index, upgraded by a release that makes it."""
 
 from __future__ import annotations
 
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, text
+from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from jobs_lib.postgres.migrate import migrate
-from jobs_lib.postgres.revisions import migrations_path
-from tests.support.engines import sqlalchemy_url
+from tests.support.releases import NextRelease
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# To make the index, the server reads the whole table, and nobody can write meanwhile. A
+# small file takes some hundredths of a second.
+IF_SMALL = """do $small$
+begin
+    if pg_relation_size('{table}') < 67108864 then
+        {definition};
+    end if;
+end
+$small$;"""
+"""How a revision makes an index on a table that pods write to."""
 
 
-def makes_index(url: str, before: str, statements: list[str], index: str) -> bool:
+def makes_index(url: str, folder: Path, statements: list[str], index: str) -> bool:
     """Whether an upgrade makes an index on tables that the statements have filled.
 
     Args:
         url: of an empty database.
-        before: the revision that lacks the index.
-        statements: executed on the tables of that revision.
-        index: its name.
+        folder: where the next release is written.
+        statements: executed on the tables that lack the index.
+        index: its name. Its definition is that of this release.
     """
     migrate(url)
-    engine = create_engine(sqlalchemy_url(url))
-    config = Config()
-    config.set_main_option("script_location", str(migrations_path()))
-    with engine.begin() as connection:
-        config.attributes |= {"connection": connection, "schema": "jobs_lib"}
-        command.downgrade(config, before)
+    with psycopg.connect(url, autocommit=True) as connection:
+        table, definition = _read(connection, index)
+        connection.execute(f"drop index jobs_lib.{index}")
         for statement in statements:
-            connection.execute(text(statement))
-    migrate(url)
-    with engine.connect() as connection:
-        there = text(f"select to_regclass('jobs_lib.{index}') is not null")
-        found = connection.execute(there).scalar_one()
-    engine.dispose()
-    return bool(found)
+            connection.execute(statement)
+    later = NextRelease(folder, [IF_SMALL.format(table=table, definition=definition)])
+    with later.installed():
+        assert migrate(url) == later.version
+    with psycopg.connect(url) as connection:
+        found = _read(connection, index)
+    assert found in ((table, definition), None)
+    return found is not None
+
+
+def _read(connection: psycopg.Connection[Any], index: str) -> Any:
+    return connection.execute(
+        "select indrelid::regclass::text, pg_get_indexdef(indexrelid) from pg_index"
+        " where indexrelid = to_regclass(%s)",
+        (f"jobs_lib.{index}",),
+    ).fetchone()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0014_holds"
-down_revision = "0013_capture"
+revision = "0018_holds"
+down_revision = "0017_capture"
 branch_labels = None
 depends_on = None
 

@@ -1,24 +1,18 @@
-"""Keys of several columns and of any type, and re-exports of one snapshot.
+"""Send the state of an entity by the triggers of its table.
 
-Locks: `reexports`, for a moment: adding a column without a default rewrites nothing.
-A trigger that runs meanwhile uses the old function or the new one.
+Locks: none that another session waits for; only functions are made.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0028_keys"
-down_revision = "0027_watched_lag"
+revision = "0017_capture"
+down_revision = "0016_send"
 branch_labels = None
 depends_on = None
 
 UPGRADE = """
-alter table reexports
-    -- The snapshot from which a loader reads all ranges; 'lost' if others were loaded
-    -- without it after that loader had ended. Null: nobody asked for one.
-    add column snapshot text collate "C";
-
 -- The text of a row's key, as re-exports write it, whatever the caller's session has
 -- set: that of its column; or the JSON array of the texts of several columns. It is
 -- null if one of them is null.
@@ -47,7 +41,7 @@ $function$;
 -- The trigger of a table whose changes are sent. Its arguments: the topic, the entity,
 -- the column of the key, the column of the version (`version` by default), and the
 -- further columns of the key.
-create or replace function capture_change() returns trigger
+create function capture_change() returns trigger
 language plpgsql as $function$
 declare
     was jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
@@ -109,52 +103,26 @@ begin
     return null;
 end
 $function$;
+
+-- The trigger before each truncate of a table whose changes are sent: no trigger would
+-- see the rows, so consumers would keep all of them for ever.
+create function refuse_truncate() returns trigger
+language plpgsql as $function$
+begin
+    raise exception 'the changes of % are sent, and a truncate names no rows to send',
+        tg_relid::regclass
+        using errcode = 'integrity_constraint_violation', hint = format(
+            'Delete the rows instead. Or run "alter table %s disable trigger %I", '
+            'truncate, enable it again, and send what is missing by "jobs-lib reexport '
+            'stale" and "jobs-lib reexport start".',
+            tg_relid::regclass, tg_name
+        );
+end
+$function$;
 """
 
 DOWNGRADE = """
-create or replace function capture_change() returns trigger
-language plpgsql as $function$
-declare
-    was jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
-    is_now jsonb := case when tg_op <> 'DELETE' then to_jsonb(new) end;
-    before text := was ->> tg_argv[2];
-    after text := is_now ->> tg_argv[2];
-    version_column text := coalesce(tg_argv[3], 'version');
-    last_version text := was ->> version_column;
-    end_version text := is_now ->> version_column;
-begin
-    if tg_op = 'UPDATE' and before is distinct from after then
-        -- Without the keys: the text goes into logs, and they are their owner's.
-        raise exception 'the key % of % was to become another',
-            quote_ident(tg_argv[2]), tg_relid::regclass
-            using errcode = 'integrity_constraint_violation', hint =
-                'One entity has one key for ever: delete it and insert another.';
-    end if;
-    -- Of each change: an updated row may be gone when its record leaves, or be one that
-    -- the entity's function leaves out. Its version is the change's own, and follows
-    -- the row's last one where the change has none. A column of that name may hold
-    -- anything else, which must not cost the caller's change.
-    if tg_op = 'DELETE' or last_version = end_version then
-        end_version := null;
-        if last_version ~ '^-?[0-9]{1,19}$'
-            and last_version::numeric >= -9223372036854775808
-            and last_version::numeric < 9223372036854775807
-        then
-            end_version := last_version::bigint + 1;
-        end if;
-    elsif end_version !~ '^-?[0-9]{1,19}$'
-        or end_version::numeric not between -9223372036854775808 and 9223372036854775807
-    then
-        end_version := null;
-    end if;
-    perform send_current(
-        tg_argv[0], coalesce(after, before), tg_argv[1], end_version::bigint
-    );
-    return null;
-end
-$function$;
-drop function row_key;
-alter table reexports drop column snapshot;
+drop function refuse_truncate, capture_change, row_key;
 """
 
 

@@ -1,22 +1,18 @@
-"""Re-exports of stale keys, into topics that are emptied first, and to new topics.
+"""Topics that re-exports empty and fill again, and new topics that they fill.
 
-Locks: `reexports`, for a moment: adding a column with a constant default rewrites
-nothing.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0030_stale_keys"
-down_revision = "0029_reexported_changes"
+revision = "0026_rebuilds"
+down_revision = "0025_reexport_states"
 branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- Whether it sends the keys that only the topic has, and not those of the table.
-alter table reexports add column stale boolean not null default false;
-
 -- Topics that are emptied, to be filled by a re-export: the latest of each entity.
 create table rebuilds (
     entity text collate "C" primary key,
@@ -48,7 +44,6 @@ create table topic_copies (
 
 DOWNGRADE = """
 drop table topic_copies, rebuilds;
-alter table reexports drop column stale;
 """
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0006_placement"
-down_revision = "0005_completion"
+revision = "0008_placement"
+down_revision = "0007_completion"
 branch_labels = None
 depends_on = None
 

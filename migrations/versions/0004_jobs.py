@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0003_jobs"
-down_revision = "0002_ownership"
+revision = "0004_jobs"
+down_revision = "0003_ownership"
 branch_labels = None
 depends_on = None
 
@@ -43,6 +43,10 @@ create table jobs (
     enqueued_at timestamptz not null default clock_timestamp(),
     -- The last failures, newest last: attempt, at, error.
     errors jsonb,
+    -- The place of the record in whose handling the job was enqueued, or the job that
+    -- has enqueued it, and so on. Null: no such record, or its consumer does not tell.
+    source int,
+    record_offset bigint,
     check (state = 'available' or run_at is not null),
     -- Claims use this index, too. No index may start with id: the planner would use it
     -- for `order by id limit`, and read the rows of every origin.
@@ -58,6 +62,8 @@ create index jobs_due on jobs (origin, run_at) where state = 'scheduled';
 -- Most jobs have neither a priority nor a unique key, and pay for neither index.
 create index jobs_of_priority on jobs (origin, priority, id) where priority <> 0;
 create unique index jobs_unique on jobs (type, unique_key) where unique_key is not null;
+-- Finds the lowest place of a partition.
+create index jobs_of_place on jobs (source, record_offset, id) where source is not null;
 
 -- A row for each batch of jobs in flight: which jobs run, and in which process.
 create table claims (
@@ -108,7 +114,8 @@ create table schedules (
 
 create view job_states as
 select
-    j.*,
+    j.origin, j.id, j.type, j."group", j.state, j.attempt, j.crashes, j.priority,
+    j.payload, j.run_at, j.headers, j.unique_key, j.enqueued_at, j.errors,
     case
         when j.state = 'scheduled' then 'scheduled'
         when c.owner is not null then 'running'

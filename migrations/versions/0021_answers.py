@@ -1,15 +1,14 @@
 """Entities that updates have returned, until the read models have them.
 
-Locks: `grantees`, exclusively, for as long as it takes to check its few rows; only
-`jobs-lib grants` waits for it. The table of answers is new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0019_answers"
-down_revision = "0018_resyncs"
+revision = "0021_answers"
+down_revision = "0020_read_models"
 branch_labels = None
 depends_on = None
 
@@ -32,17 +31,9 @@ create table answers (
     put_at timestamptz not null default clock_timestamp(),
     primary key (model, key)
 );
-
-alter table grantees drop constraint grantees_kind_check;
-alter table grantees add constraint grantees_kind_check
-    check (kind in ('service', 'enqueue', 'answer', 'read'));
 """
 
 DOWNGRADE = """
-delete from grantees where kind = 'answer';
-alter table grantees drop constraint grantees_kind_check;
-alter table grantees add constraint grantees_kind_check
-    check (kind in ('service', 'enqueue', 'read'));
 drop table answers;
 """
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0004_history"
-down_revision = "0003_jobs"
+revision = "0006_history"
+down_revision = "0005_places"
 branch_labels = None
 depends_on = None
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0007_ordering"
-down_revision = "0006_placement"
+revision = "0009_ordering"
+down_revision = "0008_placement"
 branch_labels = None
 depends_on = None
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0005_completion"
-down_revision = "0004_history"
+revision = "0007_completion"
+down_revision = "0006_history"
 branch_labels = None
 depends_on = None
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0009_pauses"
-down_revision = "0008_enqueue"
+revision = "0013_pauses"
+down_revision = "0012_enqueue"
 branch_labels = None
 depends_on = None
 

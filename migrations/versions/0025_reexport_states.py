@@ -1,26 +1,18 @@
 """Re-exports whose states come from a DataFrame, and lie here until they are sent.
 
-Locks: `reexports`, for a moment: a column with a constant default rewrites nothing, and
-the table has a row for each re-export.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0031_frames"
-down_revision = "0030_stale_keys"
+revision = "0025_reexport_states"
+down_revision = "0024_reexported_changes"
 branch_labels = None
 depends_on = None
 
 UPGRADE = """
--- Where the states come from: 'table' is the entity's own one, 'frame' a DataFrame.
-alter table reexports add column source text collate "C" not null default 'table';
--- Each block of the relay asks whether there are such re-exports. There mostly are
--- none, and then the index is empty.
-create index reexports_of_frames on reexports (topic)
-    where source = 'frame' and state in ('loading', 'running', 'paused');
-
 -- States that wait to be sent. Each re-export has a partition of its own, which is
 -- dropped at its end: to delete the rows would take as long as to write them.
 create table reexport_states (
@@ -106,10 +98,8 @@ $function$;
 """
 
 DOWNGRADE = """
-drop function make_reexport_states, empty_reexport_states, drop_reexport_states;
+drop function drop_reexport_states, empty_reexport_states, make_reexport_states;
 drop table reexport_versions, reexport_states;
-drop index reexports_of_frames;
-alter table reexports drop column source;
 """
 
 

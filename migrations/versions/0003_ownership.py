@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0002_ownership"
-down_revision = "0001_installation"
+revision = "0003_ownership"
+down_revision = "0002_grantees"
 branch_labels = None
 depends_on = None
 

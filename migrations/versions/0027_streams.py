@@ -1,18 +1,33 @@
-"""The requests by which events were published to streams, and what became of them.
+"""The streams that are published to, and the requests by which events were published.
 
-Locks: none; the table is new.
+Locks: none that another session waits for; all tables are new.
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0024_requests"
-down_revision = "0023_done"
+revision = "0027_streams"
+down_revision = "0026_rebuilds"
 branch_labels = None
 depends_on = None
 
 UPGRADE = """
+-- Each process that publishes reads the rows of its streams again and again.
+create table streams (
+    topic text collate "C" primary key,
+    -- How long an event may take from the reading of this row until it is in Kafka: the
+    -- longest time of all processes that publish to it. It never gets shorter.
+    send_seconds float8 not null,
+    -- A command that adds partitions; null if none does. Nobody publishes between
+    -- `renewed_at` and `stopped_until`, which the command moves on as long as it lives.
+    grower uuid,
+    partitions int,
+    stopped_at timestamptz,
+    renewed_at timestamptz,
+    stopped_until timestamptz
+);
+
 -- A request is here before its event is sent, and gets the event's place afterwards.
 -- The answer needs no more: its content is the request's, whose digest is the same.
 create table requests (
@@ -37,7 +52,7 @@ create index requests_by_age on requests (remembered_at);
 """
 
 DOWNGRADE = """
-drop table requests;
+drop table requests, streams;
 """
 
 

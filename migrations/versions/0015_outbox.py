@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0011_outbox"
-down_revision = "0010_limits"
+revision = "0015_outbox"
+down_revision = "0014_limits"
 branch_labels = None
 depends_on = None
 
@@ -44,6 +44,11 @@ create table outbox (
 -- The index must not start with the shard: the planner would prefer it for reading a
 -- block.
 create index outbox_of_key on outbox (topic, key) where class = 0;
+-- The relay reads the rows of each re-export by themselves: those of one that may send
+-- nothing now must not lie in the way of others. Live rows are not in the index. It
+-- must not start with the shard: the planner would take the primary key instead.
+create index outbox_of_reexport on outbox (coalesce(reexport_id, 0), shard, id)
+    where class = 1;
 
 -- Deletes rows that Kafka has acknowledged, if the owner still has the shard, and
 -- returns how many. It is a function since a statement that counts deleted rows has to

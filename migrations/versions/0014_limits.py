@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0010_limits"
-down_revision = "0009_pauses"
+revision = "0014_limits"
+down_revision = "0013_pauses"
 branch_labels = None
 depends_on = None
 
