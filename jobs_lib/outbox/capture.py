@@ -71,8 +71,7 @@ def capture_changes(
         name=sql.Identifier(_NAME),
         table=_table(table),
         function=sql.Identifier(schema, "capture_change"),
-        # The other columns of the key come last: triggers of earlier releases, which
-        # have none, go on.
+        # The other columns of the key come last: most keys have one column.
         arguments=sql.SQL(", ").join(map(sql.Literal, arguments)),
     )
     _run(op, statement)
@@ -89,7 +88,7 @@ def capture_changes(
 
 def stop_capturing(op: Executor, table: str) -> None:
     """Stop sending the changes of a table."""
-    # Tables that an earlier release captures lack the second trigger.
+    # Somebody may have dropped the second trigger, to truncate the table.
     for name, drop in ((_NAME, "drop trigger"), (_TRUNCATE, "drop trigger if exists")):
         _run(
             op,

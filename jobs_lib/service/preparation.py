@@ -284,10 +284,10 @@ def check_places(database: Database, app: App, parts: Collection[str]) -> None:
     schema = quote(database.schema)
     who = "a consumer has done=True" if tells else "a job type has `after`"
     raise ConfigurationError(
-        f"{who}, and the table of jobs lacks the index jobs_of_place: the table was "
-        "large when it was upgraded, and writers would have waited. Run `drop index if "
-        f"exists {schema}.jobs_of_place` and `create index concurrently jobs_of_place "
-        f"on {schema}.jobs (source, record_offset, id) where source is not null`"
+        f"{who}, and the table of jobs lacks the index jobs_of_place, or it is "
+        f"invalid. Run `drop index if exists {schema}.jobs_of_place` and `create index "
+        f"concurrently jobs_of_place on {schema}.jobs (source, record_offset, id) "
+        "where source is not null`"
     )
 
 

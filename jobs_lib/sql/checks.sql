@@ -251,7 +251,7 @@ where t.tgenabled in ('D', 'R')
 order by 2, 3, 1
 
 -- name: check_truncates
--- Find captured tables that could be truncated without a word: by earlier releases.
+-- Find captured tables that could be truncated without a word.
 select s.nspname, c.relname
 from pg_trigger t
 join pg_proc f on f.oid = t.tgfoid and f.proname = 'capture_change'

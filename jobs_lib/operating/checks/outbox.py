@@ -42,8 +42,8 @@ def check_outbox(target: Target) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "outbox",
-            f"the table {table} is captured, and a truncate of it is not refused: an "
-            "earlier release has made its trigger. Consumers would keep all rows",
+            f"the table {table} is captured, and a truncate of it is not refused: it "
+            "lacks the trigger. Consumers would keep all rows",
             f"create trigger jobs_lib_capture_truncate before truncate on "
             f"{quote(namespace)}.{quote(table)} for each statement execute function "
             f"{quote(target.database.schema)}.refuse_truncate()",
@@ -53,9 +53,8 @@ def check_outbox(target: Target) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "outbox",
-            "the outbox lacks the index outbox_of_reexport: the table was large when "
-            "it was upgraded, and writers would have waited. Relays read all waiting "
-            "rows of re-exports again and again",
+            "the outbox lacks the index outbox_of_reexport, or it is invalid: relays "
+            "read all waiting rows of re-exports again and again",
             f"drop index if exists {schema}.outbox_of_reexport; then create index "
             f"concurrently outbox_of_reexport on {schema}.outbox "
             "(coalesce(reexport_id, 0), shard, id) where class = 1",
