@@ -1,4 +1,4 @@
-"""Changes of a transaction that leave with a re-export.
+"""Changes of a transaction that leave with a re-export, and how a cancel meets them.
 
 Locks: none that another session waits for; all tables are new.
 """
@@ -22,6 +22,30 @@ create table reexport_additions (
     rows bigint not null
 );
 create index reexport_additions_of on reexport_additions (reexport_id);
+
+-- A row of each re-export that was not cancelled. Nothing changes it, so a transaction
+-- that gives rows to the re-export can lock it before it commits. A cancel deletes the
+-- row, and waits for such locks. So the transaction commits before the cancel, or
+-- fails: even if its snapshot, which shows `reexports` as it was, is older.
+create table reexports_not_cancelled (
+    reexport_id bigint primary key references reexports on delete cascade
+);
+
+create function note_reexport() returns trigger language plpgsql as $function$
+begin
+    if tg_op = 'INSERT' then
+        insert into reexports_not_cancelled (reexport_id) values (new.id);
+    else
+        delete from reexports_not_cancelled n where n.reexport_id = new.id;
+    end if;
+    return null;
+end
+$function$;
+
+create trigger jobs_lib_begin after insert on reexports
+    for each row execute function note_reexport();
+create trigger jobs_lib_cancel after update of state on reexports
+    for each row when (new.state = 'cancelled') execute function note_reexport();
 
 -- The advisory lock that transactions share while they give rows to a re-export. Until
 -- they have ended, nobody may say that it is finished.
@@ -119,9 +143,11 @@ declare
     given jsonb := current_setting('jobs_lib.reexporting');
     counter text := current_schema() || '#' || new.reexport_id;
 begin
-    if exists (
-        select from reexports x where x.id = new.reexport_id and x.state = 'cancelled'
-    ) then
+    -- If the row has gone since the snapshot of the transaction was taken, the server
+    -- raises an error of serialization.
+    perform from reexports_not_cancelled n where n.reexport_id = new.reexport_id
+    for key share;
+    if not found then
         raise exception 'the re-export % was cancelled while its rows were written',
             new.reexport_id
             using errcode = 'object_not_in_prerequisite_state',
@@ -139,8 +165,11 @@ create constraint trigger jobs_lib_count after insert on reexport_additions
 """
 
 DOWNGRADE = """
-drop table reexport_additions;
-drop function count_addition, write_reexported, reexport_changes, reexport_lock;
+drop trigger jobs_lib_cancel on reexports;
+drop trigger jobs_lib_begin on reexports;
+drop table reexport_additions, reexports_not_cancelled;
+drop function note_reexport, count_addition, write_reexported, reexport_changes,
+    reexport_lock;
 """
 
 

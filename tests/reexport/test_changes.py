@@ -203,6 +203,59 @@ def test_a_transaction_whose_re_export_is_cancelled_fails_as_a_whole(
     ]
 
 
+@pytest.mark.guarantee("W33")
+@pytest.mark.parametrize("calls", ["before", "after"])
+@pytest.mark.parametrize("level", [*IsolationLevel][2:], ids=lambda one: one.name)
+def test_a_cancel_that_an_older_snapshot_does_not_show_fails_the_transaction(
+    app, admin, connect, database, level, calls
+):
+    with connect() as connection:
+        number = app.reexport_changes(connection, "aircraft", rate=600)
+        touch(connection, "N1")
+        connection.commit()
+    older = connect()
+    older.isolation_level = level
+    older.execute("select from aircraft")
+    if calls == "before":
+        app.reexport_changes(older, "aircraft", rate=600)
+    reexport.cancel(database, "aircraft")
+    app.reexport_changes(older, "aircraft", rate=600)
+    touch(older, "N2")
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        older.commit()
+    # As after any such error, the transaction runs again.
+    assert app.reexport_changes(older, "aircraft", rate=600) == number + 1
+    touch(older, "N2")
+    older.commit()
+    assert [(key, found) for key, _, found, *_ in rows(admin)] == [
+        ("N1", number),
+        ("N2", number + 1),
+    ]
+
+
+@pytest.mark.guarantee("W33")
+def test_a_cancel_waits_for_a_transaction_that_is_about_to_commit(
+    app, admin, connect, database, wait_for
+):
+    with connect() as connection:
+        app.reexport_changes(connection, "aircraft", rate=600)
+        touch(connection, "N1")
+        connection.commit()
+        app.reexport_changes(connection, "aircraft", rate=600)
+        touch(connection, "N2")
+        # What it does at its commit, and then some time passes.
+        connection.execute("set constraints all immediate")
+        thread = threading.Thread(target=reexport.cancel, args=(database, "aircraft"))
+        thread.start()
+        waiting = "select from pg_stat_activity where wait_event_type = 'Lock'"
+        wait_for(lambda: admin.execute(waiting).rowcount, what="the cancel waits")
+        assert reexport.list_latest(database)[0].state == "running"
+        connection.commit()
+        thread.join()
+    progress = reexport.status(database, "aircraft")
+    assert (progress.state, progress.total) == ("cancelled", 2)
+
+
 def test_rows_that_come_after_the_end_leave_all_the_same(app, admin, connect, database):
     with connect() as connection:
         number = app.reexport_changes(connection, "aircraft", rate=600_000)
