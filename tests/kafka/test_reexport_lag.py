@@ -14,12 +14,14 @@ from starlette.testclient import TestClient
 from jobs_lib import reexport as api
 from jobs_lib.cli.reexport import reexport as commands
 from jobs_lib.errors import ReexportError
+from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import find_places
 from jobs_lib.reexport import LagLimit, lag
+from jobs_lib.settings import Settings
 from jobs_lib.web import reexports
 from tests.support.apps import heard, make_app, running
 from tests.support.commands import make_runner
-from tests.support.records import read_topic
+from tests.support.records import produce, read_topic
 from tests.support.shop import COMPACTED
 
 ITEMS, LIMIT = 1_000, 60
@@ -243,6 +245,20 @@ def test_the_plan_names_the_groups_and_what_cannot_be_watched_is_refused(
     (listed,) = json.loads(run("list", "--json"))
     assert (listed["entity"], listed["lag_group"]) == ("items", None)
     assert "items" in run("list")
+
+
+@pytest.mark.guarantee("W31")
+def test_the_group_that_is_furthest_behind_is_told_first(
+    bootstrap_servers, topic, group
+):
+    name, groups = topic(1), [group() for _ in range(3)]
+    produce(bootstrap_servers, name, [("a", 1)] * 3)
+    for reader, offset in zip(groups, (2, 1, 3), strict=True):
+        reader.commit_soon(name, {0: offset})
+    settings = Settings(kafka_bootstrap_servers=bootstrap_servers)
+    found = find_readers(settings, name, every=True).groups
+    near, far, at_the_end = (one.name for one in groups)
+    assert found == [(far, 2), (near, 1), (at_the_end, 0)]
 
 
 @pytest.mark.guarantee("W31")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import tarfile
@@ -84,6 +85,17 @@ def test_the_files_are_those_that_tasks_need_and_no_others():
     assert {files[name] for name in ours} == {root / name for name in ours}
 
 
+def test_caches_and_tests_of_ours_stay_here(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(pack, "_OURS", ("ours",))
+    for name in ("__init__.py", "sql/a.sql", "__pycache__/a.pyc", "tests/test_a.py"):
+        file = tmp_path / "ours" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    ours = [name for name, _ in pack._find_files() if name.startswith("ours/")]
+    assert sorted(ours) == ["ours/__init__.py", "ours/sql/a.sql"]
+
+
 @pytest.mark.guarantee("X13")
 def test_the_file_says_first_who_has_packed_it(tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "_find_files", lambda: [("a/b.py", Path(__file__))])
@@ -112,6 +124,16 @@ def test_a_file_of_another_python_or_of_nobody_is_refused(tmp_path, facts, told)
         pack.add_packed({}, path)
 
 
+@pytest.mark.parametrize("fact", ["python", "machine", "jobs_lib"])
+def test_a_file_that_differs_in_one_fact_is_refused(tmp_path, fact):
+    facts = pack._describe_here() | {fact: "another"}
+    path = make(
+        tmp_path / "a.tar.gz", "jobs_lib_packed.json", json.dumps(facts).encode()
+    )
+    with pytest.raises(ReexportError, match="pack it again"):
+        pack.add_packed({}, path)
+
+
 def test_a_file_that_is_no_packed_library_is_refused(tmp_path):
     other = make(tmp_path / "other.tar.gz", "readme", b"{}")
     text = tmp_path / "text.tar.gz"
@@ -134,6 +156,14 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         run(str(tmp_path / "a.zip"))
     with pytest.raises(ReexportError, match="cannot be written: No such file"):
         run(str(tmp_path / "none" / "a.tar.gz"))
+
+
+def test_a_file_that_is_written_in_part_does_not_stay(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(pack, "_find_files", lambda: [("gone", gone)])
+    with pytest.raises(ReexportError, match="cannot be written: No such file"):
+        pack.pack(tmp_path / "a.tar.gz")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_package_that_is_missing_here_is_named(tmp_path, monkeypatch):

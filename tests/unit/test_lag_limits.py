@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from typing import cast
+
 import pytest
 
 from jobs_lib.errors import ReexportError
-from jobs_lib.kafka.lag import count_lag
+from jobs_lib.kafka.lag import ask_lag, count_lag
+from jobs_lib.kafka.positions import KnownOffsets, Positions
 from jobs_lib.reexport import LagLimit
 from jobs_lib.reexport.control import parse_lag_limit
 
@@ -52,3 +56,34 @@ def test_a_number_that_is_out_of_range_is_refused(records):
 )
 def test_the_lag_is_that_of_all_partitions_of_a_topic(starts, committed, lag):
     assert count_lag(starts, {0: 10, 1: 20}, committed) == lag
+
+
+class Answers:
+    """Stands for a Kafka whose partition 1 may have no leader."""
+
+    def __init__(self, starts: dict[int, int], ends: dict[int, int]) -> None:
+        self._starts = starts
+        self._ends = ends
+
+    def ask_starts(self, topic: str, *, within: float) -> KnownOffsets:
+        return KnownOffsets(2, self._starts, time.monotonic())
+
+    def ask_ends(self, topic: str, *, within: float) -> KnownOffsets:
+        return KnownOffsets(2, self._ends, time.monotonic())
+
+    def ask_committed(self, group: str, topic: str, *, within: float) -> KnownOffsets:
+        return KnownOffsets(2, {0: 4}, time.monotonic())
+
+
+@pytest.mark.guarantee("W31")
+@pytest.mark.parametrize(
+    ("starts", "ends", "lag"),
+    [
+        ({0: 0, 1: 0}, {0: 10, 1: 20}, 6 + 20),
+        ({0: 0, 1: 0}, {0: 10}, None),
+        ({0: 0}, {0: 10, 1: 20}, None),
+    ],
+)
+def test_the_lag_is_not_known_while_a_partition_has_no_leader(starts, ends, lag):
+    positions = cast("Positions", Answers(starts, ends))
+    assert ask_lag(positions, "orders", "search", within=6) == lag

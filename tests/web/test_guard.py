@@ -197,6 +197,52 @@ def test_an_authoriser_may_be_of_any_kind_and_only_true_lets_in(
     assert count(database) == (expected == 201)
 
 
+def ask(asgi: Any, headers: list[tuple[bytes, bytes]], receive: Any) -> int:
+    """Send a request as no server would; returns the status."""
+    sent: list[Any] = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/aircraft/start",
+        "query_string": b"",
+        "headers": [
+            (b"host", b"127.0.0.1"),
+            (b"authorization", b"Bearer me"),
+            (b"content-type", b"application/json"),
+            *headers,
+        ],
+    }
+    asyncio.run(asgi(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+def test_a_body_without_an_end_is_refused_once_it_is_too_large(app):
+    read = []
+
+    async def receive():
+        read.append(b" " * 10_000)
+        assert len(read) < 9
+        return {"type": "http.request", "body": read[-1], "more_body": True}
+
+    asgi = reexports(app, authorise=allow, hosts=["127.0.0.1"])
+    assert ask(asgi, [], receive) == 413
+    assert len(read) == 2
+
+
+@pytest.mark.guarantee("FS5")
+def test_a_request_that_names_two_hosts_is_refused(app):
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    asgi = reexports(app, authorise=allow, hosts=["127.0.0.1"])
+    assert ask(asgi, [], receive) == 422
+    assert ask(asgi, [(b"host", b"evil.example.org")], receive) == 421
+
+
 def test_a_socket_is_refused(app):
     asgi: Any = reexports(app, authorise=allow)
     sent = []
