@@ -115,40 +115,10 @@ begin
     end if;
 end
 $function$;
-
--- The same without block and timestamp. Nothing calls it.
-create function advance_offset(
-    consumer_group text, topic text, partition int, owner uuid, epoch bigint,
-    expected bigint, next_offset bigint
-) returns void language plpgsql as $function$
-begin
-    perform from origins o
-    where o.role = 'consume:' || advance_offset.consumer_group
-        and o.origin = advance_offset.topic || '/' || advance_offset.partition
-        and o.owner = advance_offset.owner and o.epoch = advance_offset.epoch
-    for share;
-    if not found then
-        raise exception 'partition %/% is no longer owned at epoch %',
-            topic, partition, epoch using errcode = 'JB001';
-    end if;
-    update offsets f set next_offset = advance_offset.next_offset,
-        updated_at = clock_timestamp()
-    where f.consumer_group = advance_offset.consumer_group
-        and f.topic = advance_offset.topic and f.partition = advance_offset.partition
-        and f.next_offset is not distinct from advance_offset.expected;
-    if not found then
-        raise exception 'the offset of %/% is no longer %', topic, partition, expected
-            using errcode = 'JB002';
-    end if;
-end
-$function$;
 """
 
 DOWNGRADE = """
-drop function advance_offset(text, text, int, uuid, bigint, bigint, bigint);
-drop function advance_offset(
-    text, text, int, uuid, bigint, bigint, bigint, timestamptz, text
-);
+drop function advance_offset;
 drop table filled_topics, skipped, offsets;
 """
 

@@ -15,18 +15,17 @@ depends_on = None
 UPGRADE = """
 -- What a read model knows of a key beside its row: that it is gone, or the place of its
 -- last record where that had no version. It keeps older records from bringing a key
--- back. Some constraints are named after the name that the table had at first.
+-- back.
 create table model_keys (
     -- The table of the read model, as its service names it.
-    model text constraint gone_keys_model_not_null not null,
-    key text constraint gone_keys_key_not_null not null,
+    model text not null,
+    key text not null,
     -- Null: the last record had none.
     version bigint,
-    noted_at timestamptz constraint gone_keys_gone_at_not_null not null
-        default clock_timestamp(),
+    noted_at timestamptz not null default clock_timestamp(),
     -- Whether the removed state had the version of the record that removed it. If not,
     -- a state of that version is newer: the key has come back.
-    of_equal boolean constraint gone_keys_of_equal_not_null not null default false,
+    of_equal boolean not null default false,
     -- Whether the last record was a tombstone, or had no row.
     is_gone boolean not null default true,
     -- The place of the last record, and its timestamp in Kafka. Without versions they

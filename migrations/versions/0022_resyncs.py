@@ -69,22 +69,10 @@ create table resync_unshown (
     record_offset bigint,
     primary key (model, key)
 );
-
--- Nothing reads or writes this table.
-create table resync_keys (
-    model text not null,
-    key text not null,
-    -- What was known of the key then: a row that has changed since stays.
-    version bigint,
-    partition int,
-    record_offset bigint,
-    primary key (model, key)
-);
 """
 
 DOWNGRADE = """
-drop table resync_keys, resync_unshown, resync_shown, resync_noted, resync_parts,
-    resyncs;
+drop table resync_unshown, resync_shown, resync_noted, resync_parts, resyncs;
 """
 
 

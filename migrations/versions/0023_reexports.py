@@ -102,8 +102,8 @@ begin
         from (select coalesce(sum(gone.rows), 0) as rows from gone) n
         where r.id = run.id;
     end if;
-    -- It may have ended while a transaction gave rows to it: release before this one,
-    -- or one whose snapshot was older. They must not lie there for ever.
+    -- Someone with an older snapshot may have ended it while a transaction gave rows to
+    -- it. They must not lie there for ever.
     if run.state = 'finished' and exists (
         select from outbox o
         where o.class = 1 and (coalesce(o.reexport_id, 0), o.shard) >= (run.id, 0)
