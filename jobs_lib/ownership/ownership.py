@@ -189,6 +189,8 @@ class Ownership:
             self._forget(owned)
 
     def _reconcile(self, connection: psycopg.Connection[Any]) -> None:
+        if self._process.has_left:
+            return
         wanted = self._source.wanted
         if surplus := frozenset(self._owned) - wanted:
             self._release(connection, surplus)
@@ -307,7 +309,8 @@ class Ownership:
         lost = frozenset(
             o for o, e in self._owned.items() if still.get(o) != e or gone.get(o) == e
         )
-        if lost:
+        # What this process has left meanwhile, it has not lost: it ends in a moment.
+        if lost and not self._process.has_left:
             telemetry.emit("origins.lost", role=self.role, origins=sorted(lost))
             self._release_holder(lost, 0)
             self._forget(lost)

@@ -105,6 +105,8 @@ class Process:
         """How long this process may begin jobs that it claims now."""
         self.report: Callable[[], list[dict[str, Any]]] = list
         """Returns, for each heartbeat, what jobs wait for: see ``Executor.report``."""
+        self.has_left = False
+        """Whether it has left everything to others: see :meth:`abandon`."""
         self._cut_off = False
         self._watchers: list[Watcher] = []
         self._failed = False
@@ -148,6 +150,7 @@ class Process:
             except Exception as error:
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
+        self.has_left = True
         self._loop.stopping.set()
         # In a thread: the caller has no time to wait for a server that is gone.
         leaving = threading.Thread(target=leave, daemon=True)

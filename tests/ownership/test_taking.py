@@ -133,6 +133,25 @@ def test_jobs_of_a_released_origin_may_finish_and_those_of_a_lost_one_may_not(
     assert [fields["origins"] for _, fields in lost] == [["t/2"]]
 
 
+def test_a_process_that_has_left_takes_nothing_and_reports_no_loss(
+    own, connect, wait_for
+):
+    admin = connect(autocommit=True)
+    source = Source()
+    ownership = own(source)
+    source.assign(["t/1"])
+    wait_for(lambda: owners(admin) == {"t/1": 1}, what="it is taken")
+    with heard("origins.lost") as lost:
+        ownership._process.abandon(30)
+        # When the second round has begun, the first one has ended.
+        for _ in range(2):
+            source.assign(["t/2"])
+            wait_for(lambda: not ownership._changed.is_set(), what="a round begins")
+        ownership.stop()
+    assert owners(admin) == {}
+    assert not lost
+
+
 @pytest.mark.expects("origins.lost")
 @pytest.mark.guarantee("FP7", "I11")
 def test_an_owner_never_has_an_epoch_twice_even_if_the_database_forgets_one(
