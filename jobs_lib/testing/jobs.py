@@ -16,6 +16,7 @@ from jobs_lib.consuming.handler import call_async
 from jobs_lib.consuming.handler_loop import HANDLER_LOOP
 from jobs_lib.jobs.context import handling
 from jobs_lib.jobs.type import JobType
+from jobs_lib.naming import make_template
 from jobs_lib.operating import retry
 from jobs_lib.postgres.database import Database, settle_isolation
 from jobs_lib.postgres.migrate import migrate
@@ -75,9 +76,10 @@ class Jobs:
                 "schema_registry_url": "mock://tests",
             }
         )
-        if given is not None:
+        if given is not None and _places(given) != _places(load_settings()):
             # The database was made by the environment's settings. An app that was given
-            # its own may have another schema, or another environment.
+            # its own may have another schema, or another environment. Otherwise the
+            # tables are there, and this role may not be their owner.
             migrate(self.url, settings.schema_name, settings)
         self._database = Database.of(settings)
         self._connection = self._opened.enter_context(
@@ -322,3 +324,8 @@ class Jobs:
         self.app._settings = settings
         # Code that reads the environment itself must read it again.
         default_settings.cache_clear()
+
+
+def _places(settings: Settings) -> tuple[str, str, str]:
+    """Say where the tables lie, and how their environment names topics."""
+    return settings.schema_name, settings.environment, make_template(settings)
