@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 from pydantic_core import from_json
 
 from jobs_lib.errors import ConfigurationError
@@ -240,7 +240,8 @@ def _make_adapter(topic: str, value: Any, *, whole: bool) -> TypeAdapter[Any]:
         if whole:
             # Until it is asked for, nobody sees a name that is not defined.
             adapter.core_schema.get("type")
-    except PydanticUserError as error:
+    # pydantic 2.9 raises the former for a name that is not defined.
+    except (PydanticUndefinedAnnotation, PydanticUserError) as error:
         raise ConfigurationError(
             f"the values of the topic {topic!r} have no JSON form: "
             f"{error.message.splitlines()[0]}"

@@ -9,6 +9,11 @@ from confluent_kafka import Message
 
 from jobs_lib.kafka.keys import make_columns, pausing_collector
 
+try:
+    Message()
+except TypeError:
+    pytestmark = pytest.mark.skip("this confluent-kafka makes messages itself alone")
+
 PLAIN = [("ce_id", b"1"), ("ce_version", b"41")]
 
 
