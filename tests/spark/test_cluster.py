@@ -34,6 +34,8 @@ def shared(tmp_path_factory):
 def cluster(shared):
     """The cluster, whole again after what the test before has killed."""
     shared.mend()
+    # One test writes it, and another looks for the password in the same folder.
+    shared.service_file.unlink(missing_ok=True)
     return shared
 
 
