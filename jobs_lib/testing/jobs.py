@@ -76,7 +76,7 @@ class Jobs:
                 "schema_registry_url": "mock://tests",
             }
         )
-        if given is not None and _places(given) != _places(load_settings()):
+        if given is not None and _find_tables(given) != _find_tables(load_settings()):
             # The database was made by the environment's settings. An app that was given
             # its own may have another schema, or another environment. Otherwise the
             # tables are there, and this role may not be their owner.
@@ -326,6 +326,6 @@ class Jobs:
         default_settings.cache_clear()
 
 
-def _places(settings: Settings) -> tuple[str, str, str]:
+def _find_tables(settings: Settings) -> tuple[str, str, str]:
     """Say where the tables lie, and how their environment names topics."""
     return settings.schema_name, settings.environment, make_template(settings)
