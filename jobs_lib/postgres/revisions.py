@@ -18,30 +18,15 @@ def migrations_path() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
-def latest_version() -> str:
-    """The version of the tables that this release is made for.
-
-    Raises:
-        SchemaVersionError: the migrations are not installed.
-    """
-    return known_versions()[-1]
-
-
 def known_versions() -> list[str]:
     """The versions of the tables that this release knows, in their order.
 
+    This release is made for the last one. Each file is called by its version.
+
     Raises:
         SchemaVersionError: the migrations are not installed.
     """
-    return find_versions(migrations_path())
-
-
-def find_versions(folder: Path) -> list[str]:
-    """The versions in a folder of migrations, in order; each is called by its number.
-
-    Raises:
-        SchemaVersionError: there is none.
-    """
+    folder = migrations_path()
     found = [one.stem for one in (folder / "versions").glob("[0-9]*.py")]
     if not found:
         raise SchemaVersionError(f"no migrations lie in {folder}")

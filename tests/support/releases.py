@@ -29,7 +29,7 @@ class NextRelease:
     def __init__(self, folder: Path, statements: Sequence[str]) -> None:
         self.path = folder / "migrations"
         shutil.copytree(revisions.migrations_path(), self.path)
-        self.version = before = revisions.latest_version()
+        self.version = before = revisions.known_versions()[-1]
         for statement in statements:
             self.version = f"{int(before[:4]) + 1:04}_next"
             source = _REVISION.format(
