@@ -50,7 +50,7 @@ def adopt(
     Raises:
         ConfigurationError: the database is no copy of that environment's.
     """
-    found = _read_environment(connection, schema)
+    found, _ = _read_installation(connection, schema)
     if found != copied_from:
         raise ConfigurationError(
             f"the database belongs to the environment {found or 'none'!r}, not to "
@@ -82,24 +82,27 @@ def record_environment(
     """
     if settings is None:
         return
-    found = _read_environment(connection, schema)
-    if found:
-        check_environment(settings, found)
+    found = _read_installation(connection, schema)
+    if found[0]:
+        check_environment(settings, found[0])
+    wanted = settings.environment, make_template(settings)
+    # A role that does not own the tables may not even ask for the row's lock. It may
+    # find that there is nothing to do.
+    if found == wanted:
+        return
     connection.execute(
         text(
             f"update {quote(schema)}.installation set environment = :environment,"
-            " topic_template = :template where (environment, topic_template)"
-            " is distinct from (:environment, :template)"
+            " topic_template = :template"
         ),
-        {
-            "environment": settings.environment,
-            "template": make_template(settings),
-        },
+        {"environment": wanted[0], "template": wanted[1]},
     )
 
 
-def _read_environment(connection: Connection, schema: str) -> str:
+def _read_installation(connection: Connection, schema: str) -> tuple[str, str]:
+    """Read the environment and its topics' template; the lock of migrations is held."""
     found = connection.execute(
-        text(f"select environment from {quote(schema)}.installation for update")
+        text(f"select environment, topic_template from {quote(schema)}.installation")
     )
-    return str(found.scalar_one())
+    environment, template = found.one()
+    return environment, template

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from psycopg import sql
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from jobs_lib.cli.main import cli
@@ -376,6 +377,17 @@ def test_a_role_that_migrates_needs_a_schema_of_its_own_only(
     apply_grants(Database(url), "enqueue", role_of(enqueuer))
     with psycopg.connect(enqueuer) as connection:
         connection.execute("select jobs_lib.enqueue('work')")
+
+
+@pytest.mark.guarantee("FS10")
+def test_a_service_role_finds_that_there_is_nothing_to_migrate(database_url, make_role):
+    service = make_role(database_url, "service")
+    settings = load_settings(database_url=service)
+    migrate(database_url, settings=settings)
+    assert migrate(service, settings=settings) == known_versions()[-1]
+    renamed = load_settings(database_url=service, environment="pr-1")
+    with pytest.raises(ProgrammingError, match="permission denied"):
+        migrate(service, settings=renamed)
 
 
 @pytest.mark.guarantee("FS10", "O7")
