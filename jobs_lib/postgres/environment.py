@@ -15,18 +15,28 @@ if TYPE_CHECKING:
 
     from jobs_lib.settings import Settings
 
-_COPIED = (
+COPIED = (
     "jobs",
     "claims",
+    "cancellations",
+    "slots",
     "discarded",
     "schedules",
     "outbox",
     "holds",
     "held_rows",
+    "touched",
     "offsets",
     "skipped",
     "sources",
+    "filled_topics",
     "kept_places",
+    "answers",
+    "resyncs",
+    "resync_parts",
+    "resync_noted",
+    "resync_shown",
+    "resync_unshown",
     "reexports",
     "reexports_not_cancelled",
     "reexport_ranges",
@@ -35,6 +45,8 @@ _COPIED = (
     "topic_copies",
     "reexport_states",
     "reexport_versions",
+    "streams",
+    "requests",
     "origins",
     "processes",
     "topics",
@@ -56,7 +68,7 @@ def adopt(
             f"the database belongs to the environment {found or 'none'!r}, not to "
             f"{copied_from!r}: its jobs and records were left alone"
         )
-    tables = ", ".join(f"{quote(schema)}.{table}" for table in _COPIED)
+    tables = ", ".join(f"{quote(schema)}.{table}" for table in COPIED)
     connection.execute(text(f"truncate {tables}"))
     connection.execute(
         text(

@@ -17,6 +17,7 @@ from jobs_lib.operating.switching import switch
 from jobs_lib.operating.topics import apply_topics, plan_topics
 from jobs_lib.operating.where import where
 from jobs_lib.outbox.capture import capture_changes
+from jobs_lib.postgres.environment import COPIED
 from jobs_lib.postgres.migrate import migrate
 from jobs_lib.service.resync import resync
 from jobs_lib.service.service import Service
@@ -230,6 +231,34 @@ def test_a_copied_database_becomes_another_environments_and_loses_waiting_rows(
         ("dev.things",)
     ]
     assert ran == []
+
+
+@pytest.mark.guarantee("W46")
+def test_nothing_that_the_original_does_is_left_in_a_copy(make_of, admin):
+    prod = make_of("prod")
+    adopt(prod)
+    admin.execute(
+        "insert into jobs_lib.resyncs (model, topic, consumer_group, begins, notes)"
+        " values ('stock', 'prod.stock', 'prod.g', 'start', 2)"
+    )
+    admin.execute("insert into jobs_lib.resync_noted (model, key) values ('stock', 1)")
+    admin.execute("insert into jobs_lib.cancellations (id, origin) values (1, 'o')")
+    admin.execute("insert into jobs_lib.streams values ('prod.tenants', 1)")
+    adopt(make_of("dev"), copied_from="prod")
+    tables = admin.execute(
+        "select relname from pg_class where relkind in ('r', 'p')"
+        " and not relispartition and relnamespace = 'jobs_lib'::regnamespace"
+    ).fetchall()
+    full = {
+        table
+        for (table,) in tables
+        if admin.execute(f"select exists (select from jobs_lib.{table})").fetchone()[0]
+    }
+    # What the tables are, and the one topic that each database has.
+    assert full == {"jobs_lib_version", "installation", "topics", "resumes"}
+    # A copy keeps what was done, what is known, and what an operator has set.
+    kept = {"apps", "history", "model_keys", "read_models", "pauses", "rates"}
+    assert {table for (table,) in tables} == {*full, *kept, "grantees", *COPIED}
 
 
 @pytest.mark.guarantee("W51")
