@@ -160,8 +160,11 @@ class Executor:
         report: list[dict[str, Any]] = [gate.report() for gate in self.gates.values()]
         now = time.monotonic()
         busy = [one for workers in self._pools.values() for one in workers.find_busy()]
-        for types, count in busy:
+        for types, count, is_awaited in busy:
             running = [job for job in self.running if job.type in types]
+            # A job that has waited for long is released, and waits nevertheless.
+            if not is_awaited and len(running) < count:
+                continue
             running.sort(key=lambda job: job.began)
             jobs = [
                 {"id": j.id, "type": j.type, "seconds": round(now - j.began, 3)}

@@ -171,6 +171,8 @@ def test_an_event_loop_that_a_handler_ends_goes_on(url, connect, wait_for, how):
         if how == "exits":
             left.append(asyncio.create_task(leave()))
             await asyncio.sleep(0.01)
+            # Without this, it would log its error whenever it is collected.
+            assert isinstance(left[-1].exception(), SystemExit)
         elif how == "stops":
             asyncio.get_running_loop().stop()
             await asyncio.sleep(0.01)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +13,9 @@ from jobs_lib.operating import explain
 from jobs_lib.postgres.database import Database
 from tests.support.apps import HOME, executing, make_app
 from tests.support.roles import as_role
+
+if TYPE_CHECKING:
+    from jobs_lib.ownership.process import Process
 
 
 @pytest.fixture
@@ -37,8 +42,16 @@ def await_reason(app, wait_for):
     return await_reason
 
 
+def find_running(process: Process, count: int) -> set[int]:
+    """The jobs that keep all workers busy, if there are so many of them."""
+    told = [{job["id"] for job in one["jobs"]} for one in process.report()]
+    return next((jobs for jobs in told if len(jobs) == count), set())
+
+
 @pytest.mark.guarantee("J24")
-def test_a_job_waits_since_all_workers_are_busy(app, connect, gate, await_reason):
+def test_a_job_waits_since_all_workers_are_busy(
+    app, connect, gate, wait_for, await_reason
+):
     @app.job(workers=Workers(2, "reports"))
     def report(job: Job) -> None:
         gate.wait(60)
@@ -49,7 +62,9 @@ def test_a_job_waits_since_all_workers_are_busy(app, connect, gate, await_reason
     with connect() as connection:
         ids = [report.enqueue(connection) for _ in range(40)]
     with executing(app, HOME) as process:
-        text = await_reason(ids[-1], "workers_busy")
+        begun = wait_for(lambda: find_running(process, 2), what="two jobs run")
+        # Any two of them may be the first: the origins have no order.
+        text = await_reason(max({*ids} - begun), "workers_busy")
         found = re.fullmatch(
             r"all 2 workers of pod (\S+) that it could run on are busy with "
             r"job (\d+) \(report\) since 20[^,]+, job (\d+) \(report\) since 20[^,]+",
@@ -57,38 +72,68 @@ def test_a_job_waits_since_all_workers_are_busy(app, connect, gate, await_reason
         )
         assert found
         assert found[1] == process.pod
-        running = {int(found[2]), int(found[3])}
-        assert running < {*ids}
+        assert {int(found[2]), int(found[3])} == begun
         # A running job has no reason to wait.
-        for job_id in running:
+        for job_id in begun:
             codes = explain(app.database(), job_id, stale_after=60).codes
             assert codes == ["running"]
         gate.set()
 
 
 @pytest.mark.guarantee("J24")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_workers_are_busy_also_when_no_claimed_job_waits(
+    app, connect, gate, wait_for, is_async
+):
+    def report(job: Job) -> None:
+        gate.wait(60)
+
+    async def report_async(job: Job) -> None:
+        await asyncio.to_thread(gate.wait, 60)
+
+    handler = report_async if is_async else report
+    declared = app.job(workers=Workers(2, "reports"), name="report")(handler)
+    with executing(app, HOME) as process:
+        assert process.report() == []
+        with connect() as connection:
+            ids = [declared.enqueue(connection) for _ in range(2)]
+        # What waits now is not claimed: it was released, or comes later.
+        begun = wait_for(lambda: find_running(process, 2), what="both run")
+        assert begun == {*ids}
+        (busy,) = process.report()
+        assert (busy["types"], busy["workers"]) == (["report"], 2)
+        gate.set()
+        wait_for(lambda: process.report() == [], what="they are idle again")
+
+
+@pytest.mark.guarantee("J24")
 @pytest.mark.parametrize("limit", [1, (1, "tenant")])
 def test_a_job_waits_for_its_limit(
-    app, database_url, connect, gate, await_reason, limit
+    app, database_url, connect, gate, wait_for, await_reason, limit
 ):
+    begun: list[int] = []
+
     @app.job(limit=limit)
     def call(job: Job, tenant: str) -> None:
+        begun.append(job.id)
         gate.wait(60)
 
     with connect() as connection:
         ids = [call.enqueue(connection, tenant="t") for _ in range(3)]
     with executing(app, HOME) as process:
-        text = await_reason(ids[-1], "limited")
+        wait_for(lambda: begun, what="one runs")
+        waiting = max({*ids} - {*begun})
+        text = await_reason(waiting, "limited")
         each = " for each tenant" if isinstance(limit, tuple) else ""
         assert text == (
             f"'call' runs 1 at once{each} over all pods, and that many run: "
             f"on {process.pod}"
         )
-        codes = explain(app.database(), ids[-1], stale_after=60).codes
+        codes = explain(app.database(), waiting, stale_after=60).codes
         assert codes.count("limited") == 1
         # A role that only reads is not refused, whatever it may not read.
         reader = Database(as_role(database_url, "read"))
-        found = explain(reader, ids[-1], stale_after=60)
+        found = explain(reader, waiting, stale_after=60)
         (told,) = [one.text for one in found.reasons if one.code == "limited"]
         assert told == (
             "'call' runs 1 at once for each tenant over all pods: whether that many "

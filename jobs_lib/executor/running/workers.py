@@ -102,13 +102,18 @@ class WorkerPool:
         for pulse in self.pulses:
             pulse.away = True
 
-    def find_busy(self) -> list[tuple[list[str], int]]:
-        """Find types whose workers are all busy, with the number of these workers."""
+    def find_busy(self) -> list[tuple[list[str], int, bool]]:
+        """Find types none of whose workers is idle.
+
+        Returns the types, the number of their workers, and whether jobs wait for one.
+        """
+        sides: list[tuple[bool, ThreadWorkers | AsyncWorkers]]
+        sides = [(False, self._workers), (True, self._loop)]
         busy = []
-        for is_async, side in ((False, self._workers), (True, self._loop)):
-            if not (side.is_starving or side.idle):
-                types = [n for n, t in self._types.items() if t.is_async is is_async]
-                busy.append((sorted(types), side.count))
+        for is_async, side in sides:
+            types = [n for n, t in self._types.items() if t.is_async is is_async]
+            if types and not side.idle:
+                busy.append((sorted(types), side.count, not side.is_starving))
         return busy
 
     def start(self) -> None:
