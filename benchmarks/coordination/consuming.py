@@ -120,7 +120,8 @@ def measure_least_once(stage: Stage) -> Figures:
         "group_messages_s": lambda: _take(stage, topic, count, makes=False),
     }
     rates: dict[str, list[float | None]] = {name: [] for name in pieces}
-    for number in range(stage.size(5, 1)):
+    # Two runs of one kind differ by more than the two kinds do.
+    for number in range(stage.size(15, 1)):
         names = list(pieces)
         for name in names if number % 2 == 0 else reversed(names):
             rates[name].append(pieces[name]())
