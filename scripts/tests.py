@@ -1,8 +1,10 @@
 """Run the tests as `make test` and `make test-all` do.
 
-First the tests of the SQL run on the oldest PostgreSQL installed on this machine. Then
-all tests run on the embedded one, so that the output ends with pytest's summary of the
-main run. Several processes share the tests, file by file, because most tests wait.
+All tests run on the embedded PostgreSQL. Several processes share them, file by file,
+because most tests wait. Beside them one process runs the tests of the SQL on the oldest
+PostgreSQL installed on this machine. What it says comes indented, in one piece, when it
+ends. It is done long before the others, so the output ends with pytest's summary of the
+main run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import indent
 
 from jobs_lib.devstack import installed_postgres
 
@@ -25,7 +29,7 @@ OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 # Each process has a PostgreSQL and a Kafka of its own, and waits for a third of its
 # time. tests/support/order.py gives the order in which the files start.
 PROCESSES = min(6, max(2, (os.cpu_count() or 1) * 3 // 2))
-SHARED = ["-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder"]
+BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 
 # Files whose subject does not depend on the server.
 WITHOUT_SQL = ["test_commands.py", "test_periodic.py"]
@@ -49,35 +53,59 @@ def main() -> int:
     left_out = [f"{program} is not installed" for program in missing()]
     chosen = [] if args.all else ["-m", "not slow"]
     older = older_postgres()
-    before = 0
     if older is None:
         print("No older PostgreSQL is installed: tests run on the embedded one only.")
+        code = run(chosen)
     else:
-        before = run(chosen, *older)
-    code = run(chosen)
+        with ThreadPoolExecutor() as beside:
+            on_older = beside.submit(run_older, chosen, *older)
+            code = run(chosen)
+        code = code or on_older.result()
     if args.all:
         print("Skipped:" if left_out else "No test was skipped for a missing package.")
         print("".join(f"  {line}\n" for line in left_out), end="")
-    return code or before
+    return code
 
 
-def run(
-    chosen: list[str], major: int | None = None, bin_dir: Path | None = None
-) -> int:
-    """Run pytest once: all tests, or the SQL's tests on another PostgreSQL."""
-    report = "junit" if major is None else f"junit-postgresql-{major}"
-    command = [sys.executable, "-m", "pytest", *SHARED, *chosen]
-    command.append(f"--junit-xml=build/{report}.xml")
+def run(chosen: list[str]) -> int:
+    """Run all tests; return pytest's exit code."""
+    command = make_command("junit", PROCESSES, chosen)
+    return subprocess.run(command, env=make_environment(), check=False).returncode
+
+
+def run_older(chosen: list[str], major: int, bin_dir: Path) -> int:
+    """Run the SQL's tests on another PostgreSQL; print all at the end."""
+    command = make_command(f"junit-postgresql-{major}", 1, chosen)
+    command += ["--durations=0", "--durations-min=5", "tests/integration"]
+    command += [f"--ignore=tests/integration/{name}" for name in WITHOUT_SQL]
+    done = subprocess.run(
+        command,
+        env=make_environment() | {"JOBS_LIB_TEST_POSTGRES_BIN": str(bin_dir)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    told = indent(done.stdout, "    ")
+    print(f"\nPostgreSQL {major}: tests/integration\n{told}", flush=True)
+    return done.returncode
+
+
+def make_command(report: str, processes: int, chosen: list[str]) -> list[str]:
+    """Make the command of a run that so many processes share."""
+    return [
+        *(sys.executable, "-m", "pytest", "-n", str(processes), *BY_FILE, *chosen),
+        f"--junit-xml=build/{report}.xml",
+    ]
+
+
+def make_environment() -> dict[str, str]:
+    """Make the environment of a run."""
     environment = dict(os.environ)
     # The tests start hundreds of processes: each would compile all modules again.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    if bin_dir is not None:
-        print(f"PostgreSQL {major}: tests/integration", flush=True)
-        environment["JOBS_LIB_TEST_POSTGRES_BIN"] = str(bin_dir)
-        command += ["--durations=0", "--durations-min=5", "tests/integration"]
-        command += [f"--ignore=tests/integration/{name}" for name in WITHOUT_SQL]
-    sys.stdout.flush()
-    return subprocess.run(command, env=environment, check=False).returncode
+    return environment
 
 
 def older_postgres() -> tuple[int, Path] | None:
