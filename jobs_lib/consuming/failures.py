@@ -263,9 +263,15 @@ class _Skipped(NamedTuple):
 
 
 def _is_gone(progress: Progress) -> FencedError:
+    why = (
+        "This process has let it go before its handler had ended "
+        "(JOBS_LIB_HANDOVER_TIMEOUT)"
+        if progress.leaving
+        else "Another process has taken over"
+    )
     return FencedError(
         f"partition {progress.origin} is no longer owned at epoch {progress.epoch}. "
-        "Another process has taken over; nothing was changed"
+        f"{why}; nothing was changed"
     )
 
 

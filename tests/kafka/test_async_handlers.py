@@ -265,7 +265,7 @@ def test_an_async_handler_that_never_ends_does_not_keep_its_service_from_stoppin
             raise
 
     produce(bootstrap_servers, name, [("k", 1)])
-    with heard("record.failed", "loop.failed"):
+    with heard("loop.failed") as failed:
         with running(app, "consumers"):
             assert begun.wait(30)
             started = time.monotonic()
@@ -279,6 +279,8 @@ def test_an_async_handler_that_never_ends_does_not_keep_its_service_from_stoppin
             what="nothing of the service goes on",
         )
     assert seconds < 30
+    (told,) = [str(fields["error"]) for _, fields in failed]
+    assert "let it go before its handler had ended" in told
     assert read_offsets(name) == {}
 
 
