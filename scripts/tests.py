@@ -2,9 +2,8 @@
 
 All tests run on the embedded PostgreSQL. Several processes share them, file by file,
 because most tests wait. Beside them one process runs the tests of the SQL on the oldest
-PostgreSQL installed on this machine. What it says comes indented, in one piece, when it
-ends. It is done long before the others, so the output ends with pytest's summary of the
-main run.
+PostgreSQL installed on this machine. It writes to a file of its own, which is printed if
+a test fails there. Else the output ends with pytest's summary of the main run.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from textwrap import indent
 
 from jobs_lib.devstack import installed_postgres
 
@@ -57,10 +54,7 @@ def main() -> int:
         print("No older PostgreSQL is installed: tests run on the embedded one only.")
         code = run(chosen)
     else:
-        with ThreadPoolExecutor() as beside:
-            on_older = beside.submit(run_older, chosen, *older)
-            code = run(chosen)
-        code = code or on_older.result()
+        code = run_both(chosen, *older)
     if args.all:
         print("Skipped:" if left_out else "No test was skipped for a missing package.")
         print("".join(f"  {line}\n" for line in left_out), end="")
@@ -73,23 +67,28 @@ def run(chosen: list[str]) -> int:
     return subprocess.run(command, env=make_environment(), check=False).returncode
 
 
-def run_older(chosen: list[str], major: int, bin_dir: Path) -> int:
-    """Run the SQL's tests on another PostgreSQL; print all at the end."""
+def run_both(chosen: list[str], major: int, bin_dir: Path) -> int:
+    """Run all tests, and the SQL's tests on another PostgreSQL beside them."""
     command = make_command(f"junit-postgresql-{major}", 1, chosen)
     command += ["--durations=0", "--durations-min=5", "tests/integration"]
     command += [f"--ignore=tests/integration/{name}" for name in WITHOUT_SQL]
-    done = subprocess.run(
-        command,
-        env=make_environment() | {"JOBS_LIB_TEST_POSTGRES_BIN": str(bin_dir)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    told = indent(done.stdout, "    ")
-    print(f"\nPostgreSQL {major}: tests/integration\n{told}", flush=True)
-    return done.returncode
+    log = ROOT / "build" / f"postgresql-{major}.log"
+    log.parent.mkdir(exist_ok=True)
+    print(f"PostgreSQL {major}: tests/integration, into {log}", flush=True)
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command,
+            env=make_environment() | {"JOBS_LIB_TEST_POSTGRES_BIN": str(bin_dir)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as beside,
+    ):
+        code = run(chosen)
+    if beside.returncode != 0:
+        print(f"PostgreSQL {major}:\n{log.read_text()}", flush=True)
+    return code or beside.returncode
 
 
 def make_command(report: str, processes: int, chosen: list[str]) -> list[str]:

@@ -159,7 +159,6 @@ def test_a_thread_that_is_ended_from_outside_is_replaced_and_reported(
 def test_an_event_loop_that_a_handler_ends_goes_on(url, connect, wait_for, how):
     app = make_app(url, async_workers=4)
     ran: list[str] = []
-    left: list[asyncio.Task[None]] = []
     innocent = threading.Event()
 
     async def leave() -> None:
@@ -169,10 +168,10 @@ def test_an_event_loop_that_a_handler_ends_goes_on(url, connect, wait_for, how):
     async def rude(job) -> None:
         ran.append("rude")
         if how == "exits":
-            left.append(asyncio.create_task(leave()))
-            await asyncio.sleep(0.01)
+            task = asyncio.create_task(leave())
+            await asyncio.wait([task])
             # Without this, it would log its error whenever it is collected.
-            assert isinstance(left[-1].exception(), SystemExit)
+            assert isinstance(task.exception(), SystemExit)
         elif how == "stops":
             asyncio.get_running_loop().stop()
             await asyncio.sleep(0.01)

@@ -92,6 +92,9 @@ def test_a_role_that_may_not_do_it_is_told_so(
 ):
     url = as_role(jobs_database_url, kind)
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", url)
+    if words == "migrate":
+        # Tables that are there and of the latest version need no right.
+        monkeypatch.setenv("JOBS_LIB_SCHEMA", "elsewhere")
     line = run(*words.split())
     assert line.startswith("error: the database does not let this role do that: perm")
     assert line.endswith("or see `jobs-lib grants -h`")
