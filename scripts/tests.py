@@ -2,8 +2,8 @@
 
 All tests run on the embedded PostgreSQL. Several processes share them, file by file,
 because most tests wait. Beside them one process runs the tests of the SQL on the oldest
-PostgreSQL installed on this machine. It writes to a file of its own, which is printed if
-a test fails there. Else the output ends with pytest's summary of the main run.
+PostgreSQL installed on this machine. It writes to a file of its own, which is printed
+if a test fails there. Else the output ends with pytest's summary of the main run.
 """
 
 from __future__ import annotations
