@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _POLL_SECONDS = 0.1
+_PIECE = 0.25
+"""Seconds of a wait that one stop of this process can take away."""
 
 
 def read_clock() -> float:
@@ -74,15 +76,21 @@ class Sent:
     def wait(self, timeout: float) -> Outcome:
         """Wait until it was read back, and return what it did.
 
+        Time in which this process stands still counts little: it has not read then.
+
         Raises:
             JobsError: nobody knows whether it is in the log, and why.
             UnavailableError: it was not read back in time.
         """
-        if not self._done.wait(timeout):
-            raise UnavailableError(
-                f"a {type(self.message).__name__} was not read back from the "
-                f"coordination log within {timeout:g} s: nobody knows whether it is in"
-            )
+        left = timeout
+        while not self._done.wait(min(_PIECE, left)):
+            left -= _PIECE
+            if left <= 0:
+                raise UnavailableError(
+                    f"a {type(self.message).__name__} was not read back from the "
+                    f"coordination log within {timeout:g} s: nobody knows whether it "
+                    "is in"
+                )
         if self.error is not None:
             raise self.error
         assert self.outcome is not None

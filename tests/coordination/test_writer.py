@@ -7,6 +7,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.coordination.messages import Probe, Sender
 from jobs_lib.coordination.writer import Sent, Writer
+from jobs_lib.errors import UnavailableError
+from tests.support.waiting import linger
 
 ME = Sender("shop.mailer", "a", "this run")
 
@@ -60,3 +62,39 @@ def test_a_producer_with_a_fatal_error_is_replaced(write, wait_for):
     wait_for(lambda: len(offsets) == 2, what=lambda: f"both are in: {offsets} {errors}")
     assert sorted(offsets) == [0, 1]
     assert errors == []
+
+
+STANDS_STILL = """
+import os, signal, threading, time
+from jobs_lib.coordination.messages import Probe, Sender
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.writer import Sent
+
+sent = Sent(Probe(Sender("shop.mailer", "a", "this run")))
+
+def read_on():
+    time.sleep(0.5)
+    print("stops", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)
+    sent.end(Outcome.VALID)
+
+threading.Thread(target=read_on).start()
+print(sent.wait(5.0).name, flush=True)
+"""
+
+
+@pytest.mark.guarantee("M15")
+def test_who_stood_still_for_long_waits_for_what_it_has_sent(run_process):
+    process = run_process("-c", STANDS_STILL)
+    process.wait_for_line("stops")
+    # Longer than it waits. When it goes on, its record is in the log, and not read yet.
+    linger(6)
+    process.resume()
+    process.wait_for_line("VALID")
+    assert process.wait() == 0
+
+
+def test_who_waits_in_vain_is_told_for_how_long():
+    with pytest.raises(UnavailableError, match=r"Probe was not read back.*0\.6 s"):
+        Sent(Probe(ME)).wait(0.6)

@@ -25,7 +25,13 @@ def test_the_demo_ends_with_facts_that_all_hold(tmp_path):
     demo = subprocess.Popen(
         [sys.executable, "-m", "examples.flights.demo"],
         cwd=tmp_path,  # its data, logs and report go to the working folder
-        env={**os.environ, "PYTHONPATH": str(ROOT), "FLIGHTS": "2000"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "FLIGHTS": "2000",
+            # Other tests run beside it.
+            "PATIENCE": "30",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
