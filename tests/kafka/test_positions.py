@@ -442,7 +442,9 @@ def test_a_process_that_asks_outlives_a_broker_that_is_killed_again_and_again(
     servers = own_broker.bootstrap_servers
     fill(name, *range(20), servers=servers)
     commit(servers, group, name, {n: n for n in range(20)})
-    worker = run_process("-m", "tests.support.asking", servers, name, group)
+    worker = run_process(
+        "-m", "tests.support.asking", "positions", servers, name, group
+    )
     expected = {n: n for n in range(20)}
 
     def wait_for_another(word: str, more: int = 1) -> None:
@@ -459,3 +461,33 @@ def test_a_process_that_asks_outlives_a_broker_that_is_killed_again_and_again(
     wait_for_another("answered")
     assert worker.running
     assert f"answered {expected} {expected}" in worker.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sidecar_outlives_a_broker_that_is_killed_again_and_again(
+    own_broker, run_process, fill, wait_for
+):
+    name, group = own_broker.create(1), "followed"
+    servers = own_broker.bootstrap_servers
+    commit(servers, group, name, {0: 0})
+    worker = run_process("-m", "tests.support.asking", "members", servers, name, group)
+    for _ in range(30):
+        answered = worker.lines.count("answered")
+        wait_for(
+            lambda answered=answered: (
+                worker.lines.count("answered") >= answered + 20 or not worker.running
+            ),
+            timeout=90,
+            what=lambda: f"it is answered\n{worker.output[-2_000:]}",
+        )
+        failed = worker.lines.count("failed")
+        with own_broker.down():
+            wait_for(
+                lambda failed=failed: (
+                    worker.lines.count("failed") > failed or not worker.running
+                ),
+                timeout=90,
+                what=lambda: f"it asks in vain\n{worker.output[-2_000:]}",
+            )
+        assert worker.running, worker.output[-2_000:]
