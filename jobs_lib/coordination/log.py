@@ -34,9 +34,10 @@ from jobs_lib.coordination.opening import (
     open_log,
     raise_unless_soon_over,
 )
+from jobs_lib.coordination.patience import Patience
 from jobs_lib.coordination.snapshots import NOBODY, split
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.coordination.writer import Sent, Writer, read_clock
+from jobs_lib.coordination.writer import Sent, Writer
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.topic_ids import TopicIds
@@ -277,7 +278,7 @@ class Log:
 
     def _read_first(self, patience: float) -> None:
         """Read in the caller's thread, so that it gets the error."""
-        moved_at, before = read_clock(), -1
+        left, before = Patience(patience), -1
         while not self.is_known:
             try:
                 if self._opened is None:
@@ -287,8 +288,8 @@ class Log:
                 self._forget(why)
             count = sum(place.world.next_offset for place in self._places)
             if count != before:
-                moved_at, before = read_clock(), count
-            elif read_clock() > moved_at + patience:
+                left, before = Patience(patience), count
+            elif left.is_over:
                 raise UnavailableError(
                     f"the coordination log {self.topic!r} is not read to its end, and "
                     f"for {patience:g} s nothing has followed. Has each of its "

@@ -32,6 +32,7 @@ from jobs_lib.coordination.messages import (
 )
 from jobs_lib.coordination.names import check_interval, check_names, refuse_client
 from jobs_lib.coordination.notices import HoldListener, Notices
+from jobs_lib.coordination.patience import PIECE, Patience
 from jobs_lib.coordination.shares import (
     Attendance,
     find_former,
@@ -157,14 +158,14 @@ class Member(Holdings):
         self._notices.start()
         self._ticking.start()
         with self.log.lock:
-            self.log.lock.wait_for(
-                lambda: (
-                    self.error
-                    or self._is_stopping
-                    or (self._is_seen and not self._resuming)
-                ),
-                _START_SECONDS + 2 * self.interval,
-            )
+            patience = Patience(_START_SECONDS + 2 * self.interval)
+            while not (
+                self.error
+                or self._is_stopping
+                or (self._is_seen and not self._resuming)
+                or patience.is_over
+            ):
+                self.log.lock.wait(PIECE)
             error = self.error
             if error is None and not self._is_seen:
                 error = UnavailableError(
