@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.coordination import claims
 from jobs_lib.coordination.claims import Phase
-from jobs_lib.coordination.writer import Sent, read_clock
+from jobs_lib.coordination.patience import read_clock
 
 if TYPE_CHECKING:
     from jobs_lib.coordination.kept import Kept
     from jobs_lib.coordination.log import Log
     from jobs_lib.coordination.messages import Sender, Shared
+    from jobs_lib.coordination.writer import Sent
 
 
 class Holdings:

@@ -32,7 +32,7 @@ from jobs_lib.coordination.messages import (
 )
 from jobs_lib.coordination.names import check_interval, check_names, refuse_client
 from jobs_lib.coordination.notices import HoldListener, Notices
-from jobs_lib.coordination.patience import PIECE, Patience
+from jobs_lib.coordination.patience import PIECE, Patience, read_clock
 from jobs_lib.coordination.shares import (
     Attendance,
     find_former,
@@ -42,7 +42,6 @@ from jobs_lib.coordination.shares import (
 )
 from jobs_lib.coordination.topics import Topics, find_partitions
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.coordination.writer import Sent, read_clock
 from jobs_lib.errors import UnavailableError
 from jobs_lib.loop import Loop
 from jobs_lib.partitioner import choose_partition
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from jobs_lib.coordination.messages import Message
+    from jobs_lib.coordination.writer import Sent
     from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
 

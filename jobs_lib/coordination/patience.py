@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from jobs_lib.coordination.writer import read_clock
+import time
 
 PIECE = 0.5
 """Seconds after which a wait looks again, so that a stop of the process is noticed."""
 _STOP = 5.0
+
+
+def read_clock() -> float:
+    """Read this machine's clock of elapsed time: it goes on while a machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Patience:
@@ -17,15 +25,17 @@ class Patience:
 
     Args:
         seconds: to wait.
+        stop: the most that one stop takes; not less than the time between two looks.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, stop: float = _STOP) -> None:
         self._left = seconds
+        self._stop = stop
         self._looked_at = read_clock()
 
     @property
     def is_over(self) -> bool:
         """Whether none are left."""
         before, self._looked_at = self._looked_at, read_clock()
-        self._left -= min(self._looked_at - before, _STOP)
+        self._left -= min(self._looked_at - before, self._stop)
         return self._left <= 0

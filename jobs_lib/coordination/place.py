@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs_lib.coordination.patience import read_clock
 from jobs_lib.coordination.snapshots import Collector, Pacer
 from jobs_lib.coordination.world import World
-from jobs_lib.coordination.writer import read_clock
 
 if TYPE_CHECKING:
     from jobs_lib.coordination.messages import Message, Sender

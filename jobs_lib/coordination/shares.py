@@ -11,8 +11,8 @@ from jobs_lib.coordination.messages import (
     ReleasingPartition,
     Shared,
 )
+from jobs_lib.coordination.patience import read_clock
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.coordination.writer import read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
 from jobs_lib import telemetry
 from jobs_lib.coordination.messages import encode
+from jobs_lib.coordination.patience import PIECE, Patience, read_clock
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
 from jobs_lib.kafka.client import make_publisher
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _POLL_SECONDS = 0.1
-_PIECE = 0.25
-"""Seconds of a wait that one stop of this process can take away."""
-
-
-def read_clock() -> float:
-    """Read this machine's clock of elapsed time: it goes on while a machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Sent:
@@ -82,10 +72,9 @@ class Sent:
             JobsError: nobody knows whether it is in the log, and why.
             UnavailableError: it was not read back in time.
         """
-        left = timeout
-        while not self._done.wait(min(_PIECE, left)):
-            left -= _PIECE
-            if left <= 0:
+        left = Patience(timeout, stop=PIECE)
+        while not self._done.wait(PIECE):
+            if left.is_over:
                 raise UnavailableError(
                     f"a {type(self.message).__name__} was not read back from the "
                     f"coordination log within {timeout:g} s: nobody knows whether it "

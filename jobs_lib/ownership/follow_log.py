@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.coordination import Log
 from jobs_lib.coordination.messages import Sender
-from jobs_lib.coordination.writer import read_clock
+from jobs_lib.coordination.patience import read_clock
 from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:

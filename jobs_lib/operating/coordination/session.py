@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.messages import NAME_LIMIT, Probe, ReleaseGroup, Sender
 from jobs_lib.coordination.names import check_group
+from jobs_lib.coordination.patience import read_clock
 from jobs_lib.coordination.world import Freshness, Outcome
-from jobs_lib.coordination.writer import read_clock
 from jobs_lib.errors import AccessError, UnavailableError
 
 if TYPE_CHECKING:
