@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.coordination.messages import Shared
+    from jobs_lib.coordination.writer import Sent
     from jobs_lib.settings import Settings
 
 Delivery = Literal["at_least_once", "at_most_once"]
@@ -284,29 +285,40 @@ class Consumer:
 
     def _claim_first(self, part: Part, messages: list[Message]) -> bool:
         """At most once: claim a batch, and process it if the claim was read back."""
-        first, end = find_range(messages)
-        outcome = self._claim(part, end)
-        if outcome is not Outcome.VALID:
-            part.retry_at = time.monotonic() + _UNSURE_SECONDS
-            # Who has lost it meanwhile has lost no record: others go on there.
-            if outcome is not Outcome.NOT_HELD and self.member.is_held(part.shared):
-                self._look_again(part)
-            return False
-        self._intake.drop(part, end)
-        if (error := self._call(messages)) is not None:
-            self._skip(part, first, len(messages), error)
-        return True
+        part.retry_at = time.monotonic() + _UNSURE_SECONDS
+        if part.claim is None:
+            end = find_range(messages)[1]
+            sent = self.member.claim_messages(part.shared, part.position, end)
+            if sent is None:
+                return False
+            part.claim = sent, messages
+        sent, messages = part.claim
+        outcome = self._wait_for(sent)
+        if outcome is None and not sent.is_done:
+            return False  # The log will tell. Until then nothing else is claimed.
+        part.claim = None
+        if outcome is Outcome.VALID:
+            self._process_claimed(part, messages)
+            return True
+        # Who has lost it meanwhile has lost no record: others go on there.
+        if outcome is not Outcome.NOT_HELD and self.member.is_held(part.shared):
+            self._look_again(part)
+        return False
 
-    def _claim(self, part: Part, end: int) -> Outcome | None:
-        """Claim a batch; None if nobody knows how that went."""
-        sent = self.member.claim_messages(part.shared, part.position, end)
-        if sent is None:
-            return Outcome.NOT_HELD
+    def _wait_for(self, sent: Sent) -> Outcome | None:
+        """Wait for what a claim of a batch did; None if nobody knows."""
         try:
             return sent.wait(_ANSWER_SECONDS + 2 * self.member.interval)
         except JobsError as error:
             telemetry.emit("loop.failed", loop=f"claim {self.group}", error=error)
             return None
+
+    def _process_claimed(self, part: Part, messages: list[Message]) -> None:
+        first, end = find_range(messages)
+        self._intake.drop(part, end)
+        part.retry_at = 0.0
+        if (error := self._call(messages)) is not None:
+            self._skip(part, first, len(messages), error)
 
     def _look_again(self, part: Part) -> None:
         """Go on at the position that the log tells: a claim may have come late."""

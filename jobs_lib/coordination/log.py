@@ -259,8 +259,8 @@ class Log:
 
     def _give_up(self, sent: Sent, number: int, error: Exception) -> None:
         with self.lock:
-            self._places[number].unacknowledged.discard(sent)
-            sent.end(None, error)
+            if not sent.is_done:
+                self._places[number].give_up(sent, error)
 
     def _write_snapshot(self, place: Place) -> None:
         """Write a snapshot in a thread of its own: a large world takes a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs_lib.coordination.messages import ClaimingMessages
 from jobs_lib.coordination.patience import read_clock
 from jobs_lib.coordination.snapshots import Collector, Pacer
 from jobs_lib.coordination.world import World
@@ -44,8 +45,11 @@ class Place:
         self.unacknowledged: set[Sent] = set()
         self._waiting: dict[int, Sent] = {}
         """The acknowledged ones that are not folded yet, by offset."""
-        self._own: dict[int, Outcome] = {}
+        self._own: dict[int, tuple[Message, Outcome]] = {}
         """What own records did that are not acknowledged yet, by offset."""
+        self._undecided: dict[Sent, Exception] = {}
+        """Claims of batches that were not acknowledged in time, with the reason. They
+        may be in the log all the same, and their records must not be lost then."""
         self._moved_at = 0.0
         """When the last record was folded, or a probe was sent."""
 
@@ -83,11 +87,11 @@ class Place:
         outcome = self.world.fold(offset, time_ms, partitions, said)
         self._note_move()
         if said.sender[1:] == own[1:]:
-            sent = self._waiting.pop(offset, None)
+            sent = self._waiting.pop(offset, None) or self._find_undecided(said)
             if sent is not None:
-                sent.end(outcome)
+                self._end(sent, offset, outcome)
             elif self.unacknowledged:
-                self._own[offset] = outcome
+                self._own[offset] = said, outcome
         return outcome
 
     def pass_over(self, offset: int, time_ms: int) -> None:
@@ -99,21 +103,37 @@ class Place:
         """Note the offset of an own record, which may be folded already."""
         self.unacknowledged.discard(sent)
         sent.offset = offset
-        outcome = self._own.pop(offset, None)
-        if not self.unacknowledged:
-            # Those whose acknowledgements were lost: nobody asks for them.
-            self._own.clear()
+        _, outcome = self._own.pop(offset, (None, None))
+        self._forget_own()
         if outcome is not None:
-            sent.end(outcome)
+            self._end(sent, offset, outcome)
         elif offset >= self.world.next_offset:
             # What was folded already, such as a snapshot, nobody waits for.
             self._waiting[offset] = sent
 
+    def give_up(self, sent: Sent, error: Exception) -> None:
+        """Note that an own record will not be acknowledged.
+
+        A claim of a batch ends once the log tells whether it is in: its batch belongs
+        to this member then, and to nobody else. All others end at once.
+        """
+        self.unacknowledged.discard(sent)
+        if not isinstance(sent.message, ClaimingMessages):
+            sent.end(None, error)
+        else:
+            for offset, (said, outcome) in self._own.items():
+                if said == sent.message:
+                    self._end(sent, offset, outcome)
+            if not sent.is_done:
+                self._undecided[sent] = error
+        self._forget_own()
+
     def fail(self, error: Exception) -> None:
         """Fail all own records that were not read back."""
-        pending = [*self.unacknowledged, *self._waiting.values()]
+        pending = [*self.unacknowledged, *self._waiting.values(), *self._undecided]
         self.unacknowledged.clear()
         self._waiting.clear()
+        self._undecided.clear()
         self._own.clear()
         for sent in pending:
             sent.end(None, error)
@@ -130,6 +150,23 @@ class Place:
             return False
         self._moved_at = now
         return True
+
+    def _find_undecided(self, said: Message) -> Sent | None:
+        return next((one for one in self._undecided if one.message == said), None)
+
+    def _end(self, sent: Sent, offset: int, outcome: Outcome) -> None:
+        """End an own record that was read back."""
+        self._undecided.pop(sent, None)
+        sent.offset = offset
+        sent.end(outcome)
+        # The client keeps the order: what was sent before it would have come before it.
+        for one in [one for one in self._undecided if one.sent_at < sent.sent_at]:
+            one.end(None, self._undecided.pop(one))
+
+    def _forget_own(self) -> None:
+        if not self.unacknowledged:
+            # Those whose acknowledgements were lost: nobody asks for them.
+            self._own.clear()
 
     def _note_move(self) -> None:
         self.folded += 1

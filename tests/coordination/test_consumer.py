@@ -23,7 +23,8 @@ from jobs_lib.coordination.messages import (
     Shared,
 )
 from jobs_lib.coordination.world import Entry, Outcome
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.coordination.writer import Sent
+from jobs_lib.errors import ConfigurationError, UnavailableError
 from tests.support.waiting import linger
 
 INTERVAL = 0.5
@@ -234,6 +235,30 @@ def test_at_most_once_a_batch_whose_claim_is_not_valid_is_not_handled(
     publish(data, 6)
     wait_for(lambda: len(handler.records) == 4, what="those behind it are handled")
     assert handler.offsets() == [0, 4, 5, 6]
+
+
+@pytest.mark.guarantee("M14", "M15")
+def test_at_most_once_a_batch_whose_claim_was_not_acknowledged_is_handled(
+    log_topic, topic, publish, consume, wait_for, heard
+):
+    log, data = log_topic(1), topic(1)
+    handler = Handler()
+    consumer = consume(log, [data], handler, delivery="at_most_once", batch=2)
+    read = consumer.member.log
+    given_up: list[int] = []
+
+    def acknowledge(sent, place, offset) -> None:
+        if isinstance(sent.message, ClaimingMessages) and len(given_up) < 3:
+            # The client has given it up, as after a stop of the process.
+            given_up.append(offset)
+            read._give_up(sent, place, UnavailableError("it took too long"))
+        else:
+            read._acknowledge(sent, place, offset)
+
+    read._writer._acknowledged = acknowledge
+    publish(data, 9)
+    wait_for(lambda: len(handler.records) == 9, what="all are handled")
+    assert (handler.offsets(), len(given_up), heard[1:]) == ([*range(9)], 3, [])
 
 
 @pytest.mark.guarantee("M3")
@@ -622,6 +647,30 @@ def test_a_partition_that_was_lost_has_lost_no_records(stand_alone, heard, monke
     monkeypatch.setattr(consumer.member.log, "find", lambda shared: Entry(9))
     consumer._work()
     assert (heard, batches) == ([], [])
+
+
+def test_a_batch_is_not_claimed_again_before_it_is_known_how_that_went(
+    stand_alone, monkeypatch
+):
+    handled: list[Any] = []
+    claims: list[Sent] = []
+
+    def claim(shared, first, end):
+        sent = Sent(ClaimingMessages(consumer.member.sender, shared, 0, first, end))
+        claims.append(sent)
+        return sent
+
+    consumer = stand_alone(handled.extend, delivery="at_most_once")
+    monkeypatch.setattr(consumer.member, "claim_messages", claim)
+    monkeypatch.setattr(consumer, "_wait_for", lambda sent: sent.outcome)
+    consumer._work()
+    linger(0.1)
+    consumer._work()
+    assert (len(claims), handled) == (1, [])
+    claims[0].end(Outcome.VALID)
+    linger(0.1)
+    consumer._work()
+    assert (len(claims), len(handled)) == (1, 10)
 
 
 def test_a_claim_that_would_only_wait_holds_no_other_partition_up(

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from jobs_lib.coordination.messages import Probe, Sender, Snapshot
+from jobs_lib.coordination.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Probe,
+    Sender,
+    Shared,
+    Snapshot,
+)
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.coordination.writer import Sent
+from jobs_lib.errors import UnavailableError
 
 ME = Sender("shop.mailer", "a", "this run")
+ORDERS = Shared("shop.mailer", "orders", 0)
+LATE = UnavailableError("Kafka has not acknowledged it in time")
 
 
 def pass_through(place: Place, sent: Sent, *, read_first: bool) -> None:
@@ -37,3 +48,55 @@ def test_a_snapshot_that_nobody_waits_for_does_not_stay_in_memory(read_first):
     sent = Sent(Snapshot(ME, 0, 1, 0, 1, "digest", "entries", ""))
     pass_through(place, sent, read_first=read_first)
     assert not place._waiting
+
+
+@pytest.fixture
+def holder():
+    """A place of one partition, which this run of this member holds."""
+    place = Place(0, 0, 0)
+    place.fold(0, 1, 1, ClaimingPartition(ME, ORDERS, 500), ME)
+    place.fold(1, 2, 1, Heartbeat(ME, ORDERS, 0, 5), ME)
+    return place
+
+
+@pytest.mark.parametrize("read_first", [True, False])
+@pytest.mark.guarantee("M15")
+def test_a_batch_is_claimed_by_a_record_that_was_not_acknowledged(holder, read_first):
+    sent = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
+    holder.unacknowledged.add(sent)
+    if not read_first:
+        holder.give_up(sent, LATE)
+    holder.fold(2, 3, 1, sent.message, ME)
+    if read_first:
+        holder.give_up(sent, LATE)
+    assert (sent.outcome, sent.offset) == (Outcome.VALID, 2)
+
+
+def test_a_claim_of_a_batch_is_not_in_the_log_if_what_was_sent_later_is(holder):
+    sent = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
+    holder.unacknowledged.add(sent)
+    holder.give_up(sent, LATE)
+    assert not sent.is_done
+    beat = Sent(Heartbeat(ME, ORDERS, 0, 5))
+    beat.sent_at = sent.sent_at + 1
+    holder.unacknowledged.add(beat)
+    holder.acknowledge(beat, 2)
+    holder.fold(2, 3, 1, beat.message, ME)
+    assert (sent.is_done, sent.error, beat.outcome) == (True, LATE, Outcome.VALID)
+
+
+def test_a_claim_of_a_batch_fails_with_the_log(holder):
+    sent = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
+    holder.give_up(sent, LATE)
+    holder.fail(UnavailableError("the log must be read anew"))
+    assert "read anew" in str(sent.error)
+
+
+def test_what_claims_no_batch_ends_at_once_if_it_is_not_acknowledged(holder):
+    sent = Sent(Heartbeat(ME, ORDERS, 0, 5))
+    holder.unacknowledged.add(sent)
+    holder.give_up(sent, LATE)
+    assert sent.error is LATE
+    # Another one that says the same is not taken for it.
+    assert holder.fold(2, 3, 1, sent.message, ME) is Outcome.VALID
+    assert sent.outcome is None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jobs_lib.coordination.part import Part
     from jobs_lib.coordination.record import Record
     from jobs_lib.coordination.world import Outcome
+    from jobs_lib.coordination.writer import Sent
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
@@ -72,25 +73,20 @@ class Staged(Consumer):
 
     def _process(self, part: Part, messages: list[Message]) -> bool:
         self.step("fetched")
-        self.claim = vars(part).setdefault("claim", self._claims[part.shared])
+        self.claim = vars(part).setdefault("held_by", self._claims[part.shared])
         can_go_on = super()._process(part, messages)
         self.step("processed")
         return can_go_on
 
-    def _claim(self, part: Part, end: int) -> Outcome | None:
-        real = self.member.claim_messages
+    def _claim_first(self, part: Part, messages: list[Message]) -> bool:
+        self.step("claiming")
+        return super()._claim_first(part, messages)
 
-        def claim(*given: Any) -> Any:
-            self.step("claiming")
-            sent = real(*given)
-            self.step("claim sent")
-            return sent
-
-        vars(self.member)["claim_messages"] = claim
+    def _wait_for(self, sent: Sent) -> Outcome | None:
+        self.step("claim sent")
         try:
-            return super()._claim(part, end)
+            return super()._wait_for(sent)
         finally:
-            del vars(self.member)["claim_messages"]
             self.step("claim read back")
 
 
