@@ -28,6 +28,7 @@ from jobs_lib.errors import ConfigurationError
 from jobs_lib.reasons import explain
 from jobs_lib.schemas.avro_limits import LimitError, check_limits, find_threshold
 from jobs_lib.schemas.codec import refuse
+from jobs_lib.schemas.flat import make_chooser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -137,6 +138,7 @@ class AvroEncoder:
         self._topic = topic
         self.schema = schema
         self._adapter = adapter
+        self._choose_warnings = make_chooser(adapter.core_schema)
         self._registry = registry
         self._prefix: bytes | None = None
 
@@ -171,8 +173,9 @@ class AvroEncoder:
         self.load()
         try:
             checked = self._adapter.validate_python(value)
+            strict = self._choose_warnings(checked)
             datum = to_datum(
-                self._adapter.dump_python(checked, by_alias=True, warnings="error")
+                self._adapter.dump_python(checked, by_alias=True, warnings=strict)
             )
         # The application's own validators may raise anything.
         except Exception as error:

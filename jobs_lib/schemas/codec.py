@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.reasons import explain_refusal
 from jobs_lib.schemas.finite import check_finite, may_lose, reads_once
+from jobs_lib.schemas.flat import make_chooser
 from jobs_lib.schemas.json_limits import check_limits
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class JsonCodec:
 
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
+        self._choose_warnings = make_chooser(adapter.core_schema)
         self._lossy = may_lose(adapter.core_schema)
         self._takes_any = adapter.core_schema["type"] == "any"
         # Bytes of such a type need not be JSON.
@@ -114,7 +116,8 @@ class JsonCodec:
         try:
             checked = self._adapter.validate_python(value)
             # Only this finds a dataclass that was made without checks.
-            encoded = self._adapter.dump_json(checked, by_alias=True, warnings="error")
+            strict = self._choose_warnings(checked)
+            encoded = self._adapter.dump_json(checked, by_alias=True, warnings=strict)
         # The application's own validators may raise anything.
         except Exception as error:
             raise refuse(error, self._adapter) from None
