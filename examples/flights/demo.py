@@ -62,9 +62,9 @@ measured.
 """
 REPAIR_RATE = "6000"
 SESSION_TIMEOUT = 6.0
-TAKE_OVER = SESSION_TIMEOUT + float(os.environ.get("PATIENCE") or 2.0)
-"""For how many seconds partitions may lack an owner after a crash. A machine that has
-much else to do needs more ``PATIENCE`` than two seconds."""
+PATIENCE = "2"
+"""Seconds beyond a session for which partitions may lack an owner after a crash. A
+machine that has much else to do needs more."""
 START_SECONDS = 60.0
 SETTINGS = {
     "JOBS_LIB_SESSION_TIMEOUT": f"{SESSION_TIMEOUT:g}",
@@ -90,7 +90,7 @@ def main() -> int:
     """Run the demo; return 0 if all facts hold."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     screen = Screen(Console())
-    limit = _read_limit()
+    limit, patience = _read_limit(), _read_patience()
     stack = DevStack(FOLDER, progress=lambda n, m: screen.show("Kafka's jars", n, m))
     try:
         with screen:
@@ -105,7 +105,7 @@ def main() -> int:
                 flights = reading.result()
             screen.say(f"two databases, two topics and {len(flights):,} flights")
             story = _fly(screen, servers, flights)
-            facts = _check(servers, flights, story)
+            facts = _check(servers, flights, story, SESSION_TIMEOUT + patience)
     finally:
         stack.down()
     return _summarize(screen, len(flights), facts)
@@ -210,7 +210,9 @@ def _start_partner_and_board(processes: Processes, servers: Servers) -> dict[str
     return env
 
 
-def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
+def _check(
+    servers: Servers, flights: list[Flight], story: Story, take_over: float
+) -> list[Fact]:
     """Read all data that are left, and compare them."""
     handled = evidence.read_handled(servers.flights_url)
     aircraft = evidence.read_rows(servers.flights_url, "aircraft")
@@ -232,7 +234,7 @@ def _check(servers: Servers, flights: list[Flight], story: Story) -> list[Fact]:
         checks.reexport_rate(states, story.rate),
         checks.history_filled(RETIRED, everything),
         checks.stale_removed(RETIRED, everything, read_model),
-        checks.owners_found(story.killed_at, story.taken, TAKE_OVER),
+        checks.owners_found(story.killed_at, story.taken, take_over),
     ]
 
 
@@ -278,9 +280,16 @@ def _read_limit() -> int | None:
     text = os.environ.get("FLIGHTS") or FLIGHTS
     if text == "all":
         return None
-    if not text.isdigit() or int(text) < 1_000:
+    if not text.isdecimal() or int(text) < 1_000:
         raise SystemExit(f"FLIGHTS is {text!r}: say all, or a number from 1000 on")
     return int(text)
+
+
+def _read_patience() -> float:
+    text = os.environ.get("PATIENCE") or PATIENCE
+    if not text.isdecimal():
+        raise SystemExit(f"PATIENCE is {text!r}: say a whole number of seconds")
+    return float(text)
 
 
 if __name__ == "__main__":

@@ -51,3 +51,26 @@ def test_the_demo_ends_with_facts_that_all_hold(tmp_path):
     assert report["holds"]
     assert report["flights"] == 2_000
     assert len(report["facts"]) >= 12
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "way_out"),
+    [
+        ("FLIGHTS", "many", "say all, or a number from 1000 on"),
+        ("FLIGHTS", "²", "say all, or a number from 1000 on"),
+        ("PATIENCE", "long", "say a whole number of seconds"),
+        ("PATIENCE", "²", "say a whole number of seconds"),
+    ],
+)
+def test_the_demo_refuses_a_number_that_is_none(tmp_path, name, text, way_out):
+    demo = subprocess.run(
+        [sys.executable, "-m", "examples.flights.demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), name: text},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert demo.returncode == 1
+    assert demo.stderr == f"{name} is {text!r}: {way_out}\n"
+    assert not [*tmp_path.iterdir()]

@@ -433,6 +433,25 @@ def test_while_no_broker_answers_everybody_gets_the_last_answer(
     assert "UnavailableError" in failed[0][1]["error"]
 
 
+def kill_again_and_again(broker, worker, wait_for, kills: int) -> None:
+    """Kill the broker while a process asks it, which must live on."""
+
+    def wait_for_more(word: str, more: int) -> None:
+        before = worker.output.count(word)
+        wait_for(
+            lambda: worker.output.count(word) >= before + more or not worker.running,
+            timeout=90,
+            what=lambda: f"it says {word}\n{worker.output[-2_000:]}",
+        )
+        assert worker.running, worker.output[-2_000:]
+
+    for _ in range(kills):
+        wait_for_more("answered", 20)
+        with broker.down():
+            wait_for_more("failed", 1)
+    wait_for_more("answered", 1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_process_that_asks_outlives_a_broker_that_is_killed_again_and_again(
@@ -446,20 +465,7 @@ def test_a_process_that_asks_outlives_a_broker_that_is_killed_again_and_again(
         "-m", "tests.support.asking", "positions", servers, name, group
     )
     expected = {n: n for n in range(20)}
-
-    def wait_for_another(word: str, more: int = 1) -> None:
-        before = worker.output.count(word)
-        wait_for(
-            lambda: worker.output.count(word) >= before + more, timeout=90, what=word
-        )
-
-    for _ in range(KILLS):
-        wait_for_another("answered", more=20)
-        with own_broker.down():
-            wait_for_another("failed")
-        assert worker.running
-    wait_for_another("answered")
-    assert worker.running
+    kill_again_and_again(own_broker, worker, wait_for, KILLS)
     assert f"answered {expected} {expected}" in worker.output
 
 
@@ -472,22 +478,4 @@ def test_a_sidecar_outlives_a_broker_that_is_killed_again_and_again(
     servers = own_broker.bootstrap_servers
     commit(servers, group, name, {0: 0})
     worker = run_process("-m", "tests.support.asking", "members", servers, name, group)
-    for _ in range(30):
-        answered = worker.lines.count("answered")
-        wait_for(
-            lambda answered=answered: (
-                worker.lines.count("answered") >= answered + 20 or not worker.running
-            ),
-            timeout=90,
-            what=lambda: f"it is answered\n{worker.output[-2_000:]}",
-        )
-        failed = worker.lines.count("failed")
-        with own_broker.down():
-            wait_for(
-                lambda failed=failed: (
-                    worker.lines.count("failed") > failed or not worker.running
-                ),
-                timeout=90,
-                what=lambda: f"it asks in vain\n{worker.output[-2_000:]}",
-            )
-        assert worker.running, worker.output[-2_000:]
+    kill_again_and_again(own_broker, worker, wait_for, 30)
