@@ -112,7 +112,7 @@ def drain(server: Server, jobs: int, *, placed: bool) -> float:
         began = time.perf_counter()
         with running(app, "executor"):
             while admin.execute("select 1 from jobs_lib.jobs limit 1").fetchone():
-                time.sleep(0.05)
+                time.sleep(0.01)
         took = time.perf_counter() - began
     return jobs / took
 
@@ -217,7 +217,7 @@ def tell(line: str) -> None:
 
 @click.command()
 @click.option("--calls", default=500, show_default=True, help="That enqueue.")
-@click.option("--rounds", default=5, show_default=True, help="Of the drain.")
+@click.option("--rounds", default=21, show_default=True, help="Of the drain.")
 @click.option("--jobs", default=50_000, show_default=True, help="Of each round.")
 @click.option("--done", default=1_000_000, show_default=True, help="Finished jobs.")
 def main(calls: int, rounds: int, jobs: int, done: int) -> None:
@@ -231,7 +231,7 @@ def measure_done(
     server: Server,
     broker: KafkaBroker,
     calls: int = 500,
-    rounds: int = 5,
+    rounds: int = 21,
     jobs: int = 50_000,
     done: int = 1_000_000,
 ) -> dict[str, float | None]:

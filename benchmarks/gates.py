@@ -279,10 +279,10 @@ def main(quick: bool) -> None:
             **measure_release(server, broker, 2 if quick else 100),
             **measure_requests(server, broker),
             **measure_done(
-                server, broker, 500 // part, 1 if quick else 5, 50_000 // part,
+                server, broker, 500 // part, 1 if quick else 21, 50_000 // part,
                 1_000_000 // part,
             ),
-            **measure_publish(server, broker, 1 if quick else 25),
+            **measure_publish(server, broker, 1 if quick else 40),
             **measure_tenants(server, broker, 5_000 // part),
         }  # fmt: skip
     rounded = {name: one and round(one, 3) for name, one in figures.items()}
