@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from jobs_lib.consuming.placing import Placing
 from jobs_lib.consuming.progress import ALL, Ahead, Progress, get_offset
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.recovery import Recovery
+from jobs_lib.consuming.share import Share
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import JobsError, RecordError
 from jobs_lib.loop import Loop
@@ -161,6 +163,8 @@ class Consumer:
             make_derived(self._declared.values(), dependencies),
         )
         self._next: list[Progress | None] = [None] * threads
+        self._shares: defaultdict[str, Share] = defaultdict(Share)
+        """By topic."""
         """For each thread the partition whose block it has read ahead."""
         self._stopping = threading.Event()
         self._loops = [
@@ -234,6 +238,7 @@ class Consumer:
                     else None,
                     most=self._declared[partition[0]].block or self._block,
                     reads_ahead=self._declared[partition[0]].reads_ahead,
+                    share=self._shares[partition[0]],
                 )
                 if partition in replaced:
                     self._partitions[partition].replaced = True

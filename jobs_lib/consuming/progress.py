@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.consuming.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _FIRST_SIZE = 500
 """Records of the first block: how long they take is not known yet."""
-_BUSY_SHARE = 0.6
-"""From which share of its time on a thread is busy rather than waiting."""
 _MESSAGE_BYTES = 800
 """What a message needs in memory beside its value, with usual headers."""
 
@@ -105,8 +104,10 @@ class Progress:
     """The most records of the next block."""
     reads_ahead: bool = False
     """Whether a thread may read its block while the database writes another one."""
-    is_busy_alone: bool = False
-    """Whether its last block kept its thread busy, rather than waiting for others."""
+    share: Share = field(default_factory=Share)
+    """How busy the blocks of its topic keep a thread."""
+    is_alone: bool = True
+    """Whether no other block has run beside its last one."""
     ahead: Ahead | None = None
     """The next block, if it was read while the database wrote another one."""
     taken: int = 0
@@ -149,8 +150,13 @@ class Progress:
 
     @property
     def competes(self) -> bool:
-        """Whether a second thread would only compete with it for the interpreter."""
-        return self.reads_ahead or self.is_busy_alone
+        """Whether a second thread would only compete with it for the interpreter.
+
+        Several records whose handler nobody knows yet are measured alone.
+        """
+        if self.reads_ahead or self.share.is_busy:
+            return True
+        return self.share.is_busy is None and len(self.waiting) > 1
 
     @property
     def is_settled(self) -> bool:
@@ -201,7 +207,7 @@ class Progress:
             worked: how many of them the thread itself was at work.
             budget: how long a block should take at the most, in seconds.
         """
-        self.is_busy_alone = count > 1 and worked > _BUSY_SHARE * seconds
+        self.share.note(count, seconds, worked, is_alone=self.is_alone)
         if seconds > budget:
             self.size = max(1, count // 2)
         elif count >= self.size and seconds < budget / 2:
@@ -212,6 +218,8 @@ class Progress:
         size = min(self.size, self.most, len(self.waiting))
         if not size:
             return []
+        if self.share.is_busy is None and not self.reads_ahead:
+            size = min(size, _FIRST_SIZE)
         first = get_offset(self.waiting[0])
         if self.search_until is not None and first >= self.search_until:
             self.search_until = None

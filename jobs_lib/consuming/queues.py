@@ -15,6 +15,7 @@ from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from jobs_lib.consuming.progress import get_offset
+from jobs_lib.consuming.share import LONG_SECONDS
 from jobs_lib.kafka.fullness import Fullness
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 _TURN_SECONDS = 0.5
 """How long a partition may wait for its turn while others have larger blocks."""
 _WAIT_SECONDS = 0.1
-_LONG_SECONDS = 0.2
-"""How long a block is written before other threads write such blocks, too."""
 
 # Each record passes here: these are twice as fast as functions of our own.
 _GET_TOPIC, _GET_NUMBER = methodcaller("topic"), methodcaller("partition")
@@ -117,14 +116,17 @@ class Queues:
             for one in self.partitions.values()
             if one.busy and one.competes
         ]
-        return bool(begun) and min(begun) > now - _LONG_SECONDS
+        return bool(begun) and min(begun) > now - LONG_SECONDS
 
     def _choose(self, ready: list[Progress], now: float) -> Progress:
         # A large block costs little more than a small one, but each has its turn.
         first = min(ready, key=lambda progress: progress.taken_at)
         if now < first.taken_at + _TURN_SECONDS:
             first = max(ready, key=lambda progress: len(progress.waiting))
-        first.busy = True
+        others = [one for one in self.partitions.values() if one.busy]
+        for one in others:
+            one.is_alone = False
+        first.busy, first.is_alone = True, not others
         first.taken_at = now
         return first
 
