@@ -30,6 +30,8 @@ _TYPES: dict[str, type] = {
     "time": time,
     "timedelta": timedelta,
 }
+_PLAIN = frozenset(_TYPES.values())
+_PARTS = ("keys", "values")
 _LISTS = {"model-fields", "dataclass-args"}
 
 
@@ -39,12 +41,15 @@ def make_chooser(
     """Make a function that chooses pydantic's ``warnings`` to write a value with.
 
     It chooses False for an object whose fields hold one plain value each, of the very
-    types that its class declares: pydantic has nothing to say then. For all others, and
-    for classes with serializers of their own, it chooses an error.
+    types that its class declares, and for a dict of plain values where any are allowed:
+    pydantic has nothing to say then. For all others, and for classes with serializers
+    of their own, it chooses an error.
 
     Args:
         schema: the core schema of the value's type.
     """
+    if _takes_dicts(schema):
+        return _choose_for_dict
     fields = _find_fields(schema)
     if fields is None:
         return _ask
@@ -64,6 +69,20 @@ def make_chooser(
 
 def _ask(value: Any) -> Literal["error", False]:
     return "error"
+
+
+def _choose_for_dict(value: Any) -> Literal["error", False]:
+    is_flat = type(value) is dict and _PLAIN.issuperset(map(type, value.values()))
+    return False if is_flat else "error"
+
+
+def _takes_dicts(schema: Mapping[str, Any]) -> bool:
+    """Whether a dict may have any values, and is written by what these are."""
+    kind, anything = schema["type"], {"type": "any"}
+    if kind == "dict" and "serialization" not in schema:
+        keys, values = (schema.get(f"{one}_schema", anything) for one in _PARTS)
+        return (keys, values) == ({"type": "str"}, anything)
+    return schema == anything
 
 
 def _find_fields(schema: Mapping[str, Any]) -> dict[str, frozenset[type]] | None:

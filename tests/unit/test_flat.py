@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -121,6 +122,14 @@ def test_an_object_with_plain_fields_is_flat(value):
     assert choose(type(value), value) is False
 
 
+@pytest.mark.parametrize("type_", [Any, dict[str, Any]], ids=str)
+def test_a_dict_of_plain_values_is_flat_where_any_are_allowed(type_):
+    assert choose(type_, {}) is False
+    assert choose(type_, {"id": "1", "seats": 2, "at": date(2026, 1, 1)}) is False
+    for value in (Text("1"), Tenant("1"), {"id": "1"}, ["1"], Color.RED):
+        assert choose(type_, {"id": value}) == "error"
+
+
 def test_an_object_with_other_fields_than_its_class_is_not_flat():
     late, short = Tenant("1"), Tenant("1")
     late.more = 1  # type: ignore[attr-defined]
@@ -147,9 +156,12 @@ def test_an_object_with_other_fields_than_its_class_is_not_flat():
         (Ours, Ours()),
         (dict[str, str], {"id": "1"}),
         (Any, Tenant("1")),
+        (Any, OrderedDict(id="1")),
+        (dict[str, Annotated[Any, PlainSerializer(str)]], {"id": "1"}),
+        (dict[int, Any], {1: "1"}),
         (str, "1"),
     ],
-    ids=lambda given: given.__name__ if isinstance(given, type) else "",
+    ids=lambda given: given.__name__ if type(given) is type else "",
 )
 def test_pydantic_is_asked_about_all_others(type_, value):
     assert choose(type_, value) == "error"
@@ -207,3 +219,10 @@ def test_pydantic_says_nothing_of_a_flat_object(fields, data):
             # Such as a text that UTF-8 cannot express: it fails anyway.
             with pytest.raises(type(error)):
                 adapter.dump_json(value, warnings=False)
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_pydantic_says_nothing_of_a_flat_dict(value):
+    adapter: TypeAdapter[Any] = TypeAdapter(Any)
+    if make_chooser(adapter.core_schema)(value) is False:
+        adapter.dump_python(value, warnings="error")
