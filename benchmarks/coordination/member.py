@@ -52,9 +52,10 @@ def join(given: dict[str, Any], protocol: str) -> None:
     """Consume in a group, until a signal comes: a loop that one writes by hand."""
     from confluent_kafka import Consumer
 
+    from jobs_lib.signals import handle_signals
+
     ended, noted = threading.Event(), Noted()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: ended.set())
+    handle_signals((signal.SIGTERM, signal.SIGINT), lambda _: ended.set())
     settings: dict[str, Any] = {
         "bootstrap.servers": given["servers"],
         "group.id": given["group"],

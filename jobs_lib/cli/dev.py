@@ -15,6 +15,7 @@ import click
 from jobs_lib.devstack import external
 from jobs_lib.devstack.stack import PROJECT_FOLDER, DevStack
 from jobs_lib.errors import DevStackError
+from jobs_lib.signals import handle_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,8 +134,8 @@ def _as_json(service: Service) -> dict[str, object]:
 def _run_ephemeral(stack: DevStack) -> None:
     ending = threading.Event()
     with stack.ephemeral() as (services, servers):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: ending.set())
+        ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        handle_signals(ends, lambda _: ending.set())
         _report(services)
         click.echo("# Ctrl-C stops both and deletes their data")
         while not ending.wait(_WATCH_SECONDS):

@@ -232,10 +232,10 @@ def _resync(app: App, table: str, group: str) -> None:
     """Take part in a re-synchronisation until its end, and say how it ended."""
     from jobs_lib.service.resync import resync
     from jobs_lib.service.supervisor import read_share, stop_with_parent
+    from jobs_lib.signals import handle_signals
 
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    handle_signals((signal.SIGTERM, signal.SIGINT), lambda _: stopping.set())
     share = read_share()
     if share is not None:
         stop_with_parent(stopping.set)

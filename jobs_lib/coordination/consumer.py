@@ -23,6 +23,7 @@ from jobs_lib.errors import ConfigurationError, JobsError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.masking import describe
 from jobs_lib.returned import refuse_lazy
+from jobs_lib.signals import handle_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -127,14 +128,13 @@ class Consumer:
         """
         in_main = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGTERM, signal.SIGINT) if in_main else ()
-        before = [signal.signal(one, lambda *_: self._ended.set()) for one in signals]
+        restore = handle_signals(signals, lambda _: self._ended.set())
         try:
             self.start()
             self._ended.wait()
         finally:
             self.stop()
-            for one, handler in zip(signals, before, strict=True):
-                signal.signal(one, handler)
+            restore()
         if self.member.error is not None:
             raise self.member.error
 

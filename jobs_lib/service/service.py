@@ -57,6 +57,7 @@ from jobs_lib.service.supervisor import (
     read_share,
     stop_with_parent,
 )
+from jobs_lib.signals import handle_signals
 from jobs_lib.telemetry.liveness import SILENT, Liveness
 
 if TYPE_CHECKING:
@@ -364,14 +365,13 @@ class Service:
         :attr:`failure`.
         """
 
-        def stop(number: int, _: object) -> None:
+        def stop(number: int) -> None:
             if number == signal.SIGQUIT or self._stopping.is_set():
                 self.process.abandon(_ABANDON_WITHIN)
                 os._exit(CUT_OFF)
             self._stopping.set()
 
-        for number in STOPPING:
-            signal.signal(number, stop)
+        handle_signals(STOPPING, stop)
         if read_share():
             stop_with_parent(self.ask_to_stop)
         self.start()
