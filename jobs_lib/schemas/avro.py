@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from enum import Enum
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import fastavro
 from fastavro.read import SchemaResolutionError
@@ -138,9 +139,13 @@ class AvroEncoder:
         self._topic = topic
         self.schema = schema
         self._adapter = adapter
-        self._choose_warnings = make_chooser(adapter.core_schema)
         self._registry = registry
         self._prefix: bytes | None = None
+
+    @cached_property
+    def _choose_warnings(self) -> Callable[[Any], Literal["error", False]]:
+        # Not at the declaration: the type may name one that is defined later.
+        return make_chooser(self._adapter.core_schema)
 
     @property
     def subject(self) -> str:

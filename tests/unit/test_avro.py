@@ -234,6 +234,17 @@ def test_a_type_that_can_never_fit_its_schema_is_refused_at_declaration(app):
         app.topic(f"people-{n}", value=value, schema=schema)
 
 
+def test_a_type_may_name_one_that_is_defined_later(app, monkeypatch):
+    @dataclass
+    class Pair:
+        name: str
+        other: Later  # type: ignore[name-defined]  # noqa: F821
+
+    topic = app.topic("pairs", value=Pair, schema=record(name="string", other="string"))
+    monkeypatch.setitem(globals(), "Later", str)
+    assert read(app, topic.encode(Pair("a", "b"))) == {"name": "a", "other": "b"}
+
+
 @pytest.mark.parametrize(
     ("schema", "match"),
     [
