@@ -163,9 +163,9 @@ class Consumer:
             make_derived(self._declared.values(), dependencies),
         )
         self._next: list[Progress | None] = [None] * threads
+        """For each thread the partition whose block it has read ahead."""
         self._shares: defaultdict[str, Share] = defaultdict(Share)
         """By topic."""
-        """For each thread the partition whose block it has read ahead."""
         self._stopping = threading.Event()
         self._loops = [
             Loop(

@@ -124,7 +124,8 @@ class Place:
             for offset, (said, outcome) in self._own.items():
                 if said == sent.message:
                     self._end(sent, offset, outcome)
-            if not sent.is_done:
+                    break
+            else:
                 self._undecided[sent] = error
         self._forget_own()
 

@@ -31,7 +31,7 @@ _TYPES: dict[str, type] = {
     "timedelta": timedelta,
 }
 _PLAIN = frozenset(_TYPES.values())
-_PARTS = ("keys", "values")
+_ANY = {"type": "any"}
 _LISTS = {"model-fields", "dataclass-args"}
 
 
@@ -78,11 +78,12 @@ def _choose_for_dict(value: Any) -> Literal["error", False]:
 
 def _takes_dicts(schema: Mapping[str, Any]) -> bool:
     """Whether a dict may have any values, and is written by what these are."""
-    kind, anything = schema["type"], {"type": "any"}
-    if kind == "dict" and "serialization" not in schema:
-        keys, values = (schema.get(f"{one}_schema", anything) for one in _PARTS)
-        return (keys, values) == ({"type": "str"}, anything)
-    return schema == anything
+    return schema == _ANY or (
+        schema["type"] == "dict"
+        and schema.get("keys_schema") == {"type": "str"}
+        and schema.get("values_schema", _ANY) == _ANY
+        and "serialization" not in schema
+    )
 
 
 def _find_fields(schema: Mapping[str, Any]) -> dict[str, frozenset[type]] | None:
