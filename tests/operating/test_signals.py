@@ -25,7 +25,8 @@ class Amid(threading.Event):
             self.was_sent = True
             with self._cond:
                 os.kill(os.getpid(), signal.{name})
-                print("sent", flush=True)
+                # In one piece: another thread may write just now.
+                os.write(1, b"sent\\n")
         return super().wait(timeout)
 """
 SERVICE = """
@@ -47,7 +48,7 @@ from jobs_lib.signals import handle_signals
 ended = Amid()
 
 def end(number):
-    print("handled", number, flush=True)
+    os.write(1, b"handled %d\\n" % number)
     ended.set()
 
 restore = handle_signals([signal.{name}], end)
