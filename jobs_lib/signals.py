@@ -51,5 +51,6 @@ def handle_signals(
             signal.signal(number, handler)
         arrived.put(None)
 
-    threading.Thread(target=serve, name="jobs_lib signals", daemon=True).start()
+    if before:
+        threading.Thread(target=serve, name="jobs_lib signals", daemon=True).start()
     return restore

@@ -51,5 +51,5 @@ class Share:
             self.waited += 1
             if self.waited >= _WAITED_BLOCKS:
                 self.is_busy, self.measured_at = False, now
-        elif now > self.measured_at + _MEASURED_SECONDS:
+        elif self.is_busy is not None and now > self.measured_at + _MEASURED_SECONDS:
             self.is_busy, self.waited = None, 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 import jobs_lib
+from jobs_lib.signals import handle_signals
 
 WITHIN = 60.0
 
@@ -99,6 +101,12 @@ def test_a_signal_is_handled_though_one_before_has_failed(run_process):
     worker.wait_for_line("True", timeout=WITHIN)
     assert worker.wait(timeout=WITHIN) == 0
     assert "the first one fails" in worker.output
+
+
+def test_no_thread_waits_where_no_signals_are_handled():
+    before = threading.enumerate()
+    handle_signals((), print)()
+    assert threading.enumerate() == before
 
 
 def test_no_handler_of_a_signal_takes_a_lock():

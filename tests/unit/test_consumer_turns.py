@@ -128,6 +128,13 @@ def test_threads_that_take_turns_are_not_taken_for_waiting(backlog):
     assert backlog.take() is None
 
 
+def test_a_block_beside_another_does_not_undo_what_is_known():
+    share = Share()
+    for is_alone in (True, True, False, True):
+        share.note(10, 0.1, 0.01, is_alone=is_alone)
+    assert share.is_busy is False
+
+
 def test_single_records_of_a_handler_that_nobody_knows_run_side_by_side(queues):
     share = Share()
     for progress in queues.partitions.values():
