@@ -21,6 +21,8 @@ from jobs_lib.coordination.world import Entry, Freshness, Outcome, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+OWN_CLOCK_AHEAD_MS = 1_000
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -56,6 +58,17 @@ class StaleAtOne(World):
         ):
             return Outcome.VALID
         return super().judge(sender, shared)
+
+
+class OwnClock(World):
+    """Others ask a clock of their own, which is ahead of the brokers'."""
+
+    def judge(self, sender: Sender, shared: Shared) -> Outcome:
+        told, self.now_ms = self.now_ms, self.now_ms + OWN_CLOCK_AHEAD_MS
+        try:
+            return super().judge(sender, shared)
+        finally:
+            self.now_ms = told
 
 
 class FreshRestart(World):

@@ -3,8 +3,10 @@
 Where members share two partitions, both lie in one partition of the log: there,
 records about one move the time of the other. Such a member has one record on its way
 at a time. Partitions with different places share nothing. And records about one
-partition do no more than move the time of another, as `test_log.py` shows; time may
-pass at any step here, so one shows what several would.
+partition do no more than move the time of another, as `test_random_logs.py` shows. Time
+may pass at any step here, and a member takes the steps about a partition by what it
+knows of that one alone. So what happens to one of several partitions can happen to a
+single one, and three members with crashes need no second partition.
 
 A killed process is one that stands still for good while its late records are
 appended, and its restart is another process of its client. Two processes of one
@@ -20,6 +22,7 @@ from tests.coordination.rules import (
     AnyClaim,
     FreshRestart,
     LatestWins,
+    OwnClock,
     Rules,
     StaleAtOne,
 )
@@ -46,6 +49,7 @@ LOST = "a batch begins though the partition is lost"
 WRONG = {
     "the latest claim wins": (Rules(LatestWins), (1, 1), False, TAKEN),
     "others take at one interval": (Rules(StaleAtOne), (1, 1), False, TAKEN),
+    "each asks its own clock": (Rules(OwnClock), (1, 1), False, TAKEN),
     "a restart takes while fresh": (Rules(FreshRestart), (2,), False, TAKEN),
     "old claims count": (
         Rules(AnyClaim), (2,), False, "a record counts without its claim",
@@ -93,6 +97,40 @@ def test_three_members_process_nothing_twice_at_most_once():
 def test_a_crash_at_most_once_repeats_nothing_and_holds_up_nobody():
     found = check(Members((1, 1), at_most_once=True, crashes=1), 100_000)
     assert found.states > 20_000
+    assert found.stuck == 0
+
+
+def test_records_that_come_out_of_order_repeat_nothing_at_most_once():
+    members = Members((1, 1), at_most_once=True, ordered=False, unread=2)
+    found = check(members, 20_000)
+    assert found.states > 5_000
+    assert found.stuck == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("M8", "M16")
+def test_records_that_come_out_of_order_take_nothing_from_a_holder():
+    found = check(Members((1, 1), ordered=False, unread=2), 300_000)
+    assert found.states > 100_000
+    assert found.stuck == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+@pytest.mark.guarantee("M8", "M16", "M18", "I31")
+def test_a_crash_of_one_of_three_takes_nothing_from_a_holder():
+    found = check(Members((1, 1, 1), crashes=1), 4_000_000)
+    assert found.states > 3_000_000
+    assert found.stuck == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.guarantee("M14", "M15", "I31")
+def test_a_crash_of_one_of_three_repeats_nothing_at_most_once():
+    found = check(Members((1, 1, 1), at_most_once=True, crashes=1), 700_000)
+    assert found.states > 500_000
     assert found.stuck == 0
 
 
