@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
+from hypothesis import HealthCheck, settings
 
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.postgres.database import Database
@@ -68,6 +69,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budgets, "jobs_lib_budgets")
     config.pluginmanager.register(Hangs(), "jobs_lib_hangs")
     watch.install()
+    # A busy machine takes as long as it takes for an example.
+    settings.register_profile(
+        "jobs_lib", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("jobs_lib")
 
 
 def pytest_collection_modifyitems(

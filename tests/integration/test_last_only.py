@@ -38,14 +38,16 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
             assert row is not None
         runs.append((started, time.monotonic(), n, row[0]))
 
-    sent = 0
+    sent, longest = 0, 0.0
     first = time.monotonic()
     with executing(app, HOME), connect() as connection:
         # The state changes 200 times a second, so there are never 0.2 s of quiet.
         for sent in itertools.count(1):
+            began = time.monotonic()
             connection.execute("update state set version = %s", (sent,))
             publish.enqueue(connection, n=sent, group="g")
             connection.commit()
+            longest = max(longest, time.monotonic() - began)
             ahead = first + sent / 200 - time.monotonic()
             threading.Event().wait(max(0.0, ahead))
             if time.monotonic() - first > STREAM_SECONDS:
@@ -53,10 +55,10 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
         last = time.monotonic()
         wait_for(lambda: is_empty(admin), what="it has come to rest")
     starts = [first, *(start for start, *_ in runs)]
-    # On a busy machine a gap may exceed the maximum, but it is far shorter than the
-    # stream.
+    # On a busy machine a gap may exceed the maximum by what the machine takes for
+    # anything, but it is far shorter than the stream.
     gaps = [after - before for before, after in itertools.pairwise(starts)]
-    assert max(gaps) < MAX_WAIT + 2.0, gaps
+    assert max(gaps) < MAX_WAIT + 2.0 + longest, gaps
     # Runs are merged: at most one for each maximum wait, and the last by the debounce.
     if waits:
         assert len(runs) <= STREAM_SECONDS / MAX_WAIT + 3
@@ -64,7 +66,7 @@ def test_a_stream_runs_at_least_once_per_maximum_wait_and_ends_with_the_last(
     # Each run saw the states enqueued before it, and the last one saw all.
     assert all(version >= n for _, _, n, version in runs)
     assert (runs[-1][2], runs[-1][3]) == (sent, sent)
-    assert runs[-1][0] < last + MAX_WAIT + 2.0
+    assert runs[-1][0] < last + MAX_WAIT + 2.0 + longest
     ended = dict(
         admin.execute(
             "select outcome, count(*) from jobs_lib.history group by 1"
