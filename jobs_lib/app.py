@@ -13,7 +13,7 @@ import traceback
 from functools import cache
 from typing import TYPE_CHECKING, Any, overload
 
-from jobs_lib.consuming.gate import check_circles, check_own_done
+from jobs_lib.consuming.circles import Circles
 from jobs_lib.declaring import (
     JobDeclarations,
     StreamDeclarations,
@@ -25,11 +25,10 @@ from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.declaring.transactions import check_apart
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.jobs.enqueue import Enqueuer
-from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.naming import check_once, check_told_once, check_unjoined, name_in_kafka
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
     from contextlib import AbstractContextManager
 
     import psycopg
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from jobs_lib.callers.pools import PooledTransaction, Pools
     from jobs_lib.consuming.answers import Answers
     from jobs_lib.consuming.transactional import Transactional
+    from jobs_lib.jobs.waiting import Source
+    from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.outbox.topic import Topic
     from jobs_lib.postgres.database import Database
     from jobs_lib.postgres.queries import Queries
@@ -78,7 +79,10 @@ class App(
         streams: dict[str, Stream[Any]] = {}
         transactionals: list[Transactional] = []
         JobDeclarations.__init__(
-            self, name, Enqueuer(self._load_queries, read_settings), read_settings
+            self,
+            name,
+            Enqueuer(self._load_queries, read_settings, self._explain_circle),
+            read_settings,
         )
         TopicDeclarations.__init__(
             self,
@@ -104,6 +108,7 @@ class App(
             self, read_settings, self.registry, transactionals
         )
         self._settings = settings
+        self._circles: Circles | None = None
         self._pools: Pools | None = None
         self._makes_pools = threading.Lock()
         self._found_registry: Registry | None = None
@@ -123,29 +128,17 @@ class App(
 
         Raises:
             ConfigurationError: a name belongs to another environment, two names of a
-                topic and group mean the same ones, consumers would wait for
-                themselves or for each other, or one would join a group that tells how
-                far another one is done, or that is another function's.
+                topic and group mean the same ones, consumers or jobs would wait
+                for themselves or for each other, or one would join a group that tells
+                how far another one is done, or that is another function's.
         """
         check_once([(one.topic, one.group) for one in self.consumers])
-        telling = [one for one in self.consumers if one.done]
-        # Who waits for the jobs of a consumer waits for the consumer.
-        told = {
-            Dependency(topic, one.done_group): Dependency(one.topic, one.group)
-            for one in telling
-            for topic in one.told_topics
-        }
-        check_circles(
-            {
-                Dependency(one.topic, one.group): [
-                    told.get(other, other) for other in one.after
-                ]
-                for one in self.consumers
-            }
-        )
+        # Declared anew: an enqueue may have asked too early.
+        self._circles = Circles(self.consumers, self.jobs)
+        self._circles.check()
         check_unjoined(
             {one.group for one in self.consumers},
-            {one.done_group: one.group for one in telling},
+            {one.done_group: one.group for one in self.consumers if one.done},
         )
         check_told_once(
             (topic, one.group) for one in self.consumers for topic in one.told_topics
@@ -154,8 +147,6 @@ class App(
             [one.group for one in self.transactionals],
             [one.group for one in self.consumers],
         )
-        for name, job_type in self.jobs.items():
-            check_own_done(name, job_type.after, self.consumers)
         names = {one.name for one in self.written}
         names |= {name for one in self.consumers for name in (one.topic, one.group)}
         names |= {
@@ -296,6 +287,14 @@ class App(
                 if self._pools is None:
                     self._pools = Pools(lambda: self.settings)
         return self._pools
+
+    def _explain_circle(
+        self, after: Collection[Dependency], source: Source
+    ) -> str | None:
+        """Say how jobs would wait for themselves; None if they would not."""
+        if self._circles is None:
+            self._circles = Circles(self.consumers, self.jobs)
+        return self._circles.explain(after, source)
 
     def _load_queries(self) -> Queries:
         from jobs_lib.postgres.queries import load_queries

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.consuming.progress import get_offset
 from jobs_lib.consuming.record import describe, read_header
-from jobs_lib.errors import ConfigurationError, RecordError
+from jobs_lib.errors import RecordError
 from jobs_lib.kafka.dependencies import (
     Dependency,
     Place,
@@ -28,11 +28,10 @@ from jobs_lib.kafka.dependencies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from confluent_kafka import Message
 
-    from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.dependencies import Answers, Wait
 
 DERIVED_FROM = "ce_derivedfrom"
@@ -140,74 +139,3 @@ def read_derived_from(message: Message, topic: str) -> Place:
         f"producer must set it to {topic}/<partition>/<offset> of the record that it "
         "was made of"
     )
-
-
-def check_circles(waiting: Mapping[Dependency, Collection[Dependency]]) -> None:
-    """Refuse consumers that would wait for themselves, alone or in a circle.
-
-    Args:
-        waiting: the topic and group of each consumer, and what it waits for.
-
-    Raises:
-        ConfigurationError: there are such consumers.
-    """
-    for one, after in waiting.items():
-        if any(other.group == one.group for other in after):
-            raise ConfigurationError(
-                f"the consumer of {one.topic!r} in the group {one.group!r} waits for "
-                "its own group, and would wait for ever: leave that one out of `after`"
-            )
-    for one in waiting:
-        if circle := _find_circle(one, waiting):
-            named = " for ".join(f"{group!r} on {topic!r}" for topic, group in circle)
-            raise ConfigurationError(
-                f"consumers wait for each other for ever: {named}. Leave one of these "
-                "out of the `after` of another"
-            )
-
-
-def check_own_done(
-    name: str, after: Iterable[Dependency], consumers: Collection[Subscription]
-) -> None:
-    """Refuse a job type whose jobs would wait for themselves.
-
-    Jobs of a consumer wait for ever for its group ``<group>.done``, which waits for
-    them. If several consumers read the topic, only the enqueue shows whose job it is.
-
-    Args:
-        name: of the job type.
-        after: what it waits for.
-        consumers: of the app.
-
-    Raises:
-        ConfigurationError: only one consumer could enqueue its jobs, and they would
-            wait for that one's jobs.
-    """
-    for topic, group in after:
-        groups = {one.done_group for one in consumers if one.topic == topic}
-        if groups == {group}:
-            raise ConfigurationError(
-                f"jobs of {name!r} come from the consumer of {topic!r} and wait for "
-                f"{group!r}, which waits until they are done: leave that one out of "
-                "`after`"
-            )
-
-
-def _find_circle(
-    start: Dependency, waiting: Mapping[Dependency, Collection[Dependency]]
-) -> list[Dependency]:
-    """Find the consumers by which one waits for itself; it is the first and last."""
-    came_from = dict.fromkeys(waiting[start], start)
-    left = list(came_from)
-    while left:
-        one = left.pop()
-        if one == start:
-            path = [one, came_from[one]]
-            while path[-1] != start:
-                path.append(came_from[path[-1]])
-            return path[::-1]
-        for other in waiting.get(one, ()):
-            if other not in came_from:
-                came_from[other] = one
-                left.append(other)
-    return []

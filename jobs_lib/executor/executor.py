@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jobs_lib.jobs.limit import Workers
     from jobs_lib.jobs.middleware import RunMiddleware
     from jobs_lib.jobs.type import JobType
+    from jobs_lib.jobs.waiting import ExplainCircle
     from jobs_lib.kafka.positions import Positions
     from jobs_lib.ownership.lease import Lease
     from jobs_lib.postgres.database import Database
@@ -60,6 +61,7 @@ class Executor:
         foreign: Callable[[], frozenset[str]] = frozenset,
         is_measured: bool = False,
         dependencies: Positions | None = None,
+        explain_circle: ExplainCircle | None = None,
     ) -> None:
         """Make it from an app's types.
 
@@ -77,6 +79,7 @@ class Executor:
             is_measured: whether anybody wants figures of its jobs.
             dependencies: says how far the groups are that types wait for; None to let
                 all jobs start.
+            explain_circle: knows which jobs would wait for themselves.
         """
         self._pools: dict[Workers | None, WorkerPool] = {}
         self.meters: list[Meter] = []
@@ -84,7 +87,9 @@ class Executor:
         self._sections: list[list[Dispatcher]] = []
         """The dispatchers of each section; they share the origins."""
         sections = divide(types)
-        self.gates = _make_gates(sections, dependencies, settings.gate_refresh)
+        self.gates = _make_gates(
+            sections, dependencies, settings.gate_refresh, explain_circle
+        )
         """What sections wait for, by their place."""
         number = itertools.count()
         alone = threading.Lock()
@@ -298,12 +303,17 @@ class Executor:
 
 
 def _make_gates(
-    sections: Iterable[Section], dependencies: Positions | None, refresh: float
+    sections: Iterable[Section],
+    dependencies: Positions | None,
+    refresh: float,
+    explain_circle: ExplainCircle | None,
 ) -> dict[int, JobGate]:
     if dependencies is None:
         return {}
     return {
-        place: JobGate(section.types, section.after, dependencies, refresh)
+        place: JobGate(
+            section.types, section.after, dependencies, refresh, explain_circle
+        )
         for place, section in enumerate(sections)
         if section.after
     }

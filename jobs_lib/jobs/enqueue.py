@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.callers import Steps
     from jobs_lib.jobs.options import Options
+    from jobs_lib.jobs.waiting import ExplainCircle
     from jobs_lib.kafka.dependencies import Dependency
     from jobs_lib.postgres.queries import Queries
     from jobs_lib.settings import Settings
@@ -81,10 +82,14 @@ class Enqueuer:
     """Knows how to write jobs into one schema; runs no statement itself."""
 
     def __init__(
-        self, queries: Callable[[], Queries], settings: Callable[[], Settings]
+        self,
+        queries: Callable[[], Queries],
+        settings: Callable[[], Settings],
+        explain_circle: ExplainCircle | None = None,
     ) -> None:
         self._statements = Statements(queries)
         self._settings = settings
+        self._explain_circle = explain_circle
         self._hints = Hints()
         self._home: _Home | None = None
         self._read_at = 0.0
@@ -194,7 +199,8 @@ class Enqueuer:
         source = None
         if new.place is not None:
             source = yield from self._find_source(new.place)
-        if (fault := find_fault(new.after, source)) is not None:
+        fault = find_fault(new.after, source, self._explain_circle)
+        if fault is not None:
             raise PlaceError(
                 f"a job of {new.options.type!r} starts only when other groups have "
                 f"handled its record, and {fault}. Enqueue it while a record of such a "

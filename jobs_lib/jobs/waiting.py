@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from jobs_lib.kafka.dependencies import Dependency
 
@@ -19,12 +19,22 @@ class Source(NamedTuple):
     partition: int
 
 
-def find_fault(after: Collection[Dependency], source: Source | None) -> str | None:
+if TYPE_CHECKING:
+    ExplainCircle = Callable[[Collection[Dependency], Source], str | None]
+    """Says how jobs of a source would wait for themselves; None if they would not."""
+
+
+def find_fault(
+    after: Collection[Dependency],
+    source: Source | None,
+    explain_circle: ExplainCircle | None = None,
+) -> str | None:
     """Say why a gate cannot judge a job; None if it can.
 
     Args:
         after: what the type of the job waits for.
         source: where the job comes from; None if that is not known.
+        explain_circle: knows what else waits; None if that is not known.
     """
     topics = sorted({one.topic for one in after})
     if source is None:
@@ -34,10 +44,16 @@ def find_fault(after: Collection[Dependency], source: Source | None) -> str | No
             f"it comes from a record of {source.topic!r}, and waits for groups that "
             f"read {' or '.join(map(repr, topics))}"
         )
+    circle = f"it comes from a record that {source.group!r} has read, and would wait"
     for topic, group in after:
         if topic == source.topic and group == f"{source.group}.done":
             return (
-                f"it comes from a record that {source.group!r} has read, and would "
-                f"wait for itself: {group!r} passes that record when the job is done"
+                f"{circle} for itself: {group!r} passes that record when the job is "
+                "done"
             )
+    if explain_circle and (way := explain_circle(after, source)):
+        return (
+            f"{circle} for itself: {way}, and that one passes the record when the job "
+            "is done"
+        )
     return None

@@ -11,6 +11,7 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobs_lib.consuming.circles import Circles
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.transactor import Transactor
 from jobs_lib.coordination.held_member import HeldMember
@@ -225,6 +226,7 @@ class PartMaker:
             foreign=lambda: process.foreign,
             is_measured=is_measured,
             dependencies=self.dependencies,
+            explain_circle=Circles(self.app.consumers, self.app.jobs).explain,
         )
 
     def own_jobs(

@@ -400,6 +400,31 @@ def test_a_job_without_such_a_record_is_refused_or_put_off(
     assert ran == []
 
 
+def test_a_job_that_would_wait_for_itself_by_others_is_refused_by_the_enqueue(
+    make, admin, connect, topic, ran
+):
+    name = topic(1)
+    app = make(gate_refresh=REFRESH)
+    app.consumer(name, group="own", done=True)(lambda record, conn: None)
+    app.consumer(name, group="far", after=[(name, "own.done")])(
+        lambda record, conn: None
+    )
+    app.consumer(name, group="free")(lambda record, conn: None)
+
+    @app.job(after=[(name, "far")])
+    def work(job) -> None: ...
+
+    app.names_in_kafka()
+    with connect() as connection:
+        with (
+            Records(admin, name).handling(1),
+            pytest.raises(PlaceError, match=r"for itself: 'far' on .* for 'own\.done'"),
+        ):
+            work.enqueue(connection)
+        with Records(admin, name, group="free").handling(1):
+            work.enqueue(connection)
+
+
 def test_a_discarded_job_that_is_retried_waits_for_its_own_record(
     make, admin, connect, topic, group, ran, wait_for
 ):

@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from jobs_lib import App, ConfigurationError, Exact
+from jobs_lib import App, ConfigurationError, Exact, Job
 from jobs_lib.consuming import gated as module
+from jobs_lib.consuming.circles import Circles
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.gate import Gate, Held, read_derived_from
 from jobs_lib.consuming.gated import Gated
@@ -18,6 +19,7 @@ from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.progress import Ahead, Progress
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.errors import RecordError
+from jobs_lib.jobs.waiting import Source, find_fault
 from jobs_lib.kafka.dependencies import Dependency, Place, find_end, find_wait
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.service.metrics import describe_consumers
@@ -413,6 +415,9 @@ def app() -> App:
 def handle(record: Any, conn: Any) -> None: ...
 
 
+def run(job: Job) -> None: ...
+
+
 @pytest.mark.guarantee("U4")
 @pytest.mark.parametrize(
     ("given", "says"),
@@ -502,6 +507,96 @@ def test_a_circle_through_a_derived_topic_is_refused(app):
         ConfigurationError, match=r"'dev\.a' .* for 'dev\.b' .*'dev\.a'"
     ):
         app.names_in_kafka()
+
+
+@pytest.mark.guarantee("K5", "K22")
+def test_a_maker_and_what_is_made_of_it_do_not_wait_for_each_other(app):
+    app.consumer("orders", group="maker", done="sent", after=[("orders", "a.done")])(
+        handle
+    )
+    derived: Any = {"done": True, "derived_from": ("orders", "maker.done")}
+    app.consumer("lines", group="a", **derived)(handle)
+    on = "on 'dev.orders'"
+    circle = rf"'dev\.a\.done' {on} for 'dev\.maker\.done' {on} for 'dev\.maker' {on}"
+    with pytest.raises(ConfigurationError, match=circle):
+        app.names_in_kafka()
+
+
+@pytest.mark.guarantee("K5")
+@pytest.mark.parametrize("maker", ["a.done", "a", Exact("a.done")])
+def test_a_consumer_that_makes_its_own_records_is_refused(maker):
+    app = App("shop", settings=load_settings())
+    derived: Any = {"done": True, "derived_from": ("orders", maker)}
+    app.consumer("lines", group="a", **derived)(handle)
+    with pytest.raises(ConfigurationError, match="waits for this consumer itself"):
+        app.names_in_kafka()
+
+
+def test_a_consumer_may_make_its_own_records_if_it_reads_both_topics(app):
+    app.consumer("orders", group="a")(handle)
+    derived: Any = {"done": True, "derived_from": ("orders", "a")}
+    app.consumer("lines", group="a", **derived)(handle)
+    assert "dev.lines" in app.names_in_kafka()
+
+
+@pytest.mark.guarantee("K22")
+def test_a_circle_through_jobs_that_wait_is_refused(app):
+    app.consumer("t", group="g1", done=True)(handle)
+    app.consumer("t", group="g2", after=[("t", "g1.done")])(handle)
+    # What g2 enqueues has no reason to wait for g2, so these are jobs of g1.
+    app.job(name="work", after=[("t", "g2")])(run)
+    circle = r"'dev\.g1\.done' .* for jobs of 'work' for 'dev\.g2' .*'dev\.g1\.done'"
+    with pytest.raises(ConfigurationError, match=circle):
+        app.names_in_kafka()
+
+
+@pytest.mark.guarantee("K5", "K22")
+def test_a_circle_through_jobs_and_a_derived_topic_is_refused(app):
+    app.consumer("orders", group="maker", done="sent")(handle)
+    derived: Any = {"done": True, "derived_from": ("orders", "maker.done")}
+    app.consumer("lines", group="a", **derived)(handle)
+    app.job(name="work", after=[("orders", "a.done")])(run)
+    circle = r"for jobs of 'work' for 'dev\.a\.done' on 'dev\.orders' for 'dev\.maker"
+    with pytest.raises(ConfigurationError, match=circle):
+        app.names_in_kafka()
+
+
+def test_jobs_that_wait_for_themselves_whoever_enqueues_them_are_refused(app):
+    for group in ("g1", "g2"):
+        app.consumer("t", group=group, done=True)(handle)
+    after = [("t", "g1.done"), ("t", "g2.done")]
+    app.consumer("t", group="last", after=after)(handle)
+    app.job(name="work", after=[("t", "last")])(run)
+    with pytest.raises(ConfigurationError, match=r"jobs of 'work' for 'dev\.last'"):
+        app.names_in_kafka()
+
+
+def test_the_enqueue_shows_whose_jobs_wait_for_themselves(app):
+    app.consumer("t", group="g1", done=True)(handle)
+    app.consumer("t", group="g2", after=[("t", "g1.done")])(handle)
+    app.consumer("t", group="g3")(handle)
+    work = app.job(name="work", after=[("t", "g2")])(run)
+    app.read_model("t", table="x", key="id", group="m")(lambda record: {})
+    app.names_in_kafka()
+    circles = Circles(app.consumers, app.jobs)
+    fault = find_fault(work.after, Source("dev.g1", "dev.t", 0), circles.explain)
+    assert fault is not None
+    assert "itself: 'dev.g2' on 'dev.t' waits for 'dev.g1.done' on 'dev.t'" in fault
+    for group in ("dev.g2", "dev.g3", "another app's"):
+        source = Source(group, "dev.t", 0)
+        assert find_fault(work.after, source, circles.explain) is None
+
+
+def test_names_that_end_with_the_environment_show_circles_of_jobs_too():
+    settings = load_settings(environment="dev", topic_template="{name}.{environment}")
+    app = App("shop", settings=settings)
+    app.consumer("t", group="g1", done=True)(handle)
+    app.consumer("t", group="g2")(handle)
+    work = app.job(name="work", after=[("t", "g1.done")])(run)
+    app.names_in_kafka()
+    explain = Circles(app.consumers, app.jobs).explain
+    assert find_fault(work.after, Source("g1.dev", "t.dev", 0), explain) is not None
+    assert find_fault(work.after, Source("g2.dev", "t.dev", 0), explain) is None
 
 
 def test_two_paths_to_one_group_are_no_circle(app):

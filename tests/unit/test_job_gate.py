@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from jobs_lib import App, ConfigurationError, Exact, Job
+from jobs_lib.consuming.circles import Circles
 from jobs_lib.errors import StoredPayloadError
 from jobs_lib.executor.claiming.gated import GatedRows
 from jobs_lib.executor.claiming.wanted import WantedRows
@@ -196,6 +197,21 @@ def test_a_job_that_no_gate_can_judge_says_so(gate):
     gate.note_sources([(7, *MINE)])
     with pytest.raises(StoredPayloadError, match="comes from no record of 't'"):
         start(gate, "9:1")
+
+
+def test_a_job_that_would_wait_for_itself_by_others_says_so(asked):
+    app = make_app()
+    app.consumer("t", group="mine", done=True)(lambda record, conn: None)
+    app.consumer("t", group="b", after=[("t", "mine.done")])(lambda record, conn: None)
+    explain = Circles(app.consumers, app.jobs).explain
+    gate = JobGate(["work"], [B], asked, 10.0, explain)
+    gate.note_sources([(7, *MINE), (8, "other", "t", 1)])
+    asked.know(b={1: 5})
+    with pytest.raises(StoredPayloadError, match=r"'b' on 't' waits for 'mine\.done'"):
+        start(gate, "7:4")
+    start(gate, "8:4")
+    # So that a worker takes it, and says so.
+    assert gate.find_end(MINE, gate.find_ends()) > 2**62
 
 
 def test_dispatchers_are_woken_only_when_a_gate_has_moved(gate, asked):

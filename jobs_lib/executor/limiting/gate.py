@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.jobs.waiting import ExplainCircle
     from jobs_lib.kafka.dependencies import Answers, Dependency, Wait
     from jobs_lib.kafka.positions import Positions
 
@@ -73,7 +74,7 @@ class JobGate:
 
     def __init__(
         self, types: Iterable[str], after: Iterable[Dependency], positions: Positions,
-        refresh: float,
+        refresh: float, explain_circle: ExplainCircle | None = None,
     ) -> None:  # fmt: skip
         """Wait for the first answer of Kafka.
 
@@ -82,6 +83,7 @@ class JobGate:
             after: the groups that its jobs wait for.
             positions: says how far these groups are, every ``refresh`` seconds.
             refresh: seconds between two answers.
+            explain_circle: knows which jobs would wait for themselves.
         """
         self.after = tuple(after)
         self.sources: Mapping[int, Source] = {}
@@ -98,6 +100,7 @@ class JobGate:
             self._by_topic.setdefault(one.topic, []).append(one)
         self._positions = positions
         self._refresh = refresh
+        self._explain_circle = explain_circle
         self._known: dict[str, _Known] = {}
         self._asked_at = 0.0
         self._lock = threading.Lock()
@@ -161,7 +164,7 @@ class JobGate:
 
         Where there is none, the worker says what is wrong.
         """
-        if find_fault(self.after, source) is not None:
+        if self._find_fault(source) is not None:
             return _NO_GATE
         return ends.get(source.topic, {}).get(source.partition, 0)
 
@@ -198,7 +201,7 @@ class JobGate:
             if source is None:
                 self.missing.add(int(number))
                 raise GateClosed(f"nothing is known of partition {number} yet")
-        fault = find_fault(self.after, None if source is _NOWHERE else source)
+        fault = self._find_fault(None if source is _NOWHERE else source)
         if fault is not None or source is None:
             raise StoredPayloadError(
                 f"job {job.id} of {job.type!r} cannot wait for other groups, since "
@@ -209,6 +212,9 @@ class JobGate:
         is_known = known is not None and time.monotonic() < known.until
         if not is_known or int(offset) >= known.ends.get(source.partition, 0):  # type: ignore[union-attr]
             raise GateClosed(f"its gate closed at {source.topic}/{source.partition}")
+
+    def _find_fault(self, source: Source | None) -> str | None:
+        return find_fault(self.after, source, self._explain_circle)
 
     def note_sources(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
         """Note the partitions that jobs come from: numbers, groups and partitions."""
