@@ -20,7 +20,8 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError, UnavailableError
 from jobs_lib.kafka.client import check_settings
-from jobs_lib.kafka.positions import Positions
+from jobs_lib.kafka.dependencies import REFRESHES
+from jobs_lib.kafka.positions import WITHIN, Positions
 from jobs_lib.kafka.reach import KafkaWatch
 from jobs_lib.naming import check_environment
 from jobs_lib.operating.home_topic import declare_topic
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
     from jobs_lib.errors import JobsError
     from jobs_lib.executor import Executor
     from jobs_lib.jobs.job import Job
+    from jobs_lib.kafka.dependencies import Dependency
+    from jobs_lib.kafka.positions import KnownOffsets
     from jobs_lib.service.metrics import ServiceMetrics
     from jobs_lib.service.parts import Owner, Part
     from jobs_lib.telemetry.liveness import Pulse
@@ -135,7 +138,10 @@ class Service:
         """Whether all parts have started, and none has been asked to stop."""
         consumes = "consumers" in self.parts
         self._filling = Filling(
-            self.settings, self.database, app.consumers if consumes else ()
+            self.settings,
+            self.database,
+            app.consumers if consumes else (),
+            self._ask_dependency,
         )
 
     @property
@@ -297,6 +303,14 @@ class Service:
         if not find_dependencies(self.app, self.parts):
             return None
         return Positions(self.settings, group, interval=self.settings.gate_refresh)
+
+    def _ask_dependency(self, one: Dependency) -> KnownOffsets | None:
+        """Ask how far a group is, as the gates do; None if that is not known now."""
+        if self._dependencies is None:
+            return None
+        # Also an old answer says that a group was behind.
+        within = max(WITHIN, REFRESHES * self.settings.gate_refresh)
+        return self._dependencies.ask_committed(one.group, one.topic, within=within)
 
     def _describe_process(
         self, groups: Iterable[str], *, executes: bool, relays: bool
