@@ -33,6 +33,8 @@ _AGAIN = 10.0
 """Seconds after which all offsets are committed again."""
 _SWEPT = 1_000
 """Kept places of a partition that one statement looks at."""
+_OLD = 2.0
+"""Seconds after which what was found is looked up once more before it is told."""
 _LAST_SECONDS = 1.0
 
 
@@ -75,6 +77,8 @@ class Done:
         self._told: dict[Partition, int] = {}
         """The offsets that Kafka has acknowledged."""
         self._told_at = 0.0
+        self._is_second = False
+        """Whether it looks once more, because what it had found became too old."""
         self._loop = Loop(f"done {group}", self._work, ended=committer.close)
         self.pulse = self._loop.pulse
 
@@ -98,6 +102,7 @@ class Done:
         with self._database.connect(self._loop.name, impatient=True) as connection:
             # Another server may lack commits, so all of it is found out again.
             sent = Sent(lambda: self._database.queries)
+            self._is_second = False
             while not self._loop.stopping.is_set():
                 self._soon.clear()
                 if owned := self._owned():
@@ -115,6 +120,33 @@ class Done:
         # the topic before. It may have been told, too, until somebody noticed.
         anew = {one for one, progress in owned.items() if progress.replaced}
         owned = {one: progress for one, progress in owned.items() if one not in anew}
+        found_at, found, empty = self._look(connection, owned)
+        offsets = {(topic, number): done for topic, number, done, _ in found}
+        for topic, number, done, is_all in found:
+            # Behind the last record lie markers, which nobody handles.
+            if is_all:
+                reached = self._find_reached((topic, number), done)
+                offsets[topic, number] = done if reached is None else reached
+        if self._topics_sent:
+            kept = {
+                one: at for one, at in offsets.items() if one[0] in self._topics_sent
+            }
+            offsets = {
+                one: at for one, at in offsets.items() if one not in kept
+            } | sent.find(connection, kept)
+        if self._derived is not None:
+            # A partition without any record has no offset, and nothing to be done.
+            nothing = {one: self._find_reached(one, None) or 0 for one in empty}
+            offsets |= self._derived.find(nothing | offsets)
+        self._commit(offsets | dict.fromkeys(anew, 0), found_at)
+
+    def _look(
+        self, connection: Session[Any], owned: Mapping[Partition, Progress]
+    ) -> tuple[float, list[tuple[str, int, int, bool]], list[Partition]]:
+        """Look how far those partitions are done that are still ours.
+
+        Returns when it did, what it has found, and the partitions without an offset.
+        """
         asked = {
             "group": self._group,
             "owner": self._owner,
@@ -127,34 +159,23 @@ class Done:
                 queries["sweep_places"], asked | {"rows": _SWEPT}
             ).rowcount
             # After each: so the next sweep begins where this one has ended.
-            found = connection.execute(queries["find_done"], asked).fetchall()
+            found_at = time.monotonic()
+            rows = connection.execute(queries["find_done"], asked).fetchall()
             if swept < _SWEPT:
                 break
             self.pulse.beat()
-        offsets = {(topic, number): done for topic, number, done, _ in found}
-        for topic, number, done, is_all in found:
-            # Behind the last record lie markers, which nobody handles.
-            if is_all:
-                reached = self._find_reached((topic, number), done)
-                offsets[topic, number] = done if reached is None else reached
-        if self._topics_sent:
-            done = {
-                one: at for one, at in offsets.items() if one[0] in self._topics_sent
-            }
-            offsets = {
-                one: at for one, at in offsets.items() if one not in done
-            } | sent.find(connection, done)
-        if self._derived is not None:
-            # A partition without any record has no offset, and nothing to be done.
-            known = {(topic, number) for topic, number, _, _ in found}
-            empty = {
-                one: self._find_reached(one, None) or 0 for one in {*owned} - known
-            }
-            offsets |= self._derived.find(empty | offsets)
-        self._commit(offsets | dict.fromkeys(anew, 0))
+        found = [row for row in rows if row[2] is not None]
+        empty = [(row[0], row[1]) for row in rows if row[2] is None]
+        return found_at, found, empty
 
-    def _commit(self, offsets: Mapping[Partition, int]) -> None:
+    def _commit(self, offsets: Mapping[Partition, int], found_at: float) -> None:
         now = time.monotonic()
+        # The process may have stood still, and the offsets been set back meanwhile. A
+        # server that is always slow must not keep it from telling.
+        self._is_second = now > found_at + _OLD and not self._is_second
+        if self._is_second:
+            self._soon.set()
+            return
         if now >= self._told_at + _AGAIN:
             self._told.clear()
         new = {

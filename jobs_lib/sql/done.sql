@@ -97,7 +97,8 @@ from seen s
 -- name: find_done
 -- The lowest place with an unfinished job, else the stored offset, and remember it: the
 -- next look begins there, so it never walks over what was done before. Nothing can appear
--- below: see docs/decisions/0030-done-by-a-low-mark.md.
+-- below: see docs/decisions/0030-done-by-a-low-mark.md. It is null of partitions that are
+-- ours and have no offset.
 with {told},
 found as materialized (
     select t.*, least(j.record_offset, k.record_offset, t.next_offset) as done,
@@ -134,6 +135,9 @@ moved as (
         and (f.done_offset, f.done_id) is distinct from (n.done, n.done_id)
 )
 select topic, partition, done, done = next_offset from found
+union all
+select split_part(origin, '/', 1), split_part(origin, '/', 2)::int, null, null from ours
+where origin not in (select topic || '/' || partition from told)
 
 -- name: find_outbox_ends
 -- The highest id of each shard whose rows wait; and always the server. The order keeps the

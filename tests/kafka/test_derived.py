@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
+from jobs_lib.consuming import done
+from jobs_lib.consuming.done import Done
 from jobs_lib.consuming.sent import Sent
 from jobs_lib.errors import ConfigurationError
 from tests.support.apps import make_app, running
@@ -103,6 +106,37 @@ def test_two_derived_topics_wait_for_each_other_by_the_common_one(
         # Nothing at all is made of this one.
         produce(bootstrap_servers, payments, [(key_of(1, 2), 9)])
         wait_for(lambda: read_done() == {0: 8, 1: 1}, timeout=30, what="told of all")
+
+
+@pytest.mark.guarantee("K22")
+def test_a_process_that_has_lost_its_partitions_tells_nothing_of_the_common_topic(
+    make, bootstrap_servers, topic, group, wait_for, monkeypatch
+):
+    first, derived, maker = topic(2), topic(2), group()
+    app, given = make(), []
+
+    @app.consumer(
+        derived, group=f"{first}-b", done=True, derived_from=(first, maker.name)
+    )
+    def handle(record, conn) -> None: ...
+
+    def note(self, offsets, *others) -> None:
+        given.append({one: at for one, at in offsets.items() if one[0] == first})
+
+    monkeypatch.setattr(Done, "_commit", note)
+    monkeypatch.setattr(done, "_PAUSE", 0.1)
+    maker.commit_soon(first, {0: 7, 1: 8})
+    # The other partition has nothing at all.
+    produce(bootstrap_servers, derived, [(key_of(0, 2), 1)])
+    with running(app, "consumers") as service:
+        reached = {(first, 0): 7, (first, 1): 8}
+        wait_for(lambda: reached in given, timeout=30, what="it is known how far it is")
+        consumer: Any = next(one.worker for one in service._owners if one.measures)
+        # As if another process had them, and this one did not know it yet.
+        consumer._done._owner = uuid4()
+        seen = len(given)
+        wait_for(lambda: len(given) > seen + 2, timeout=30, what="it looks again")
+        assert given[-1] == {}
 
 
 @pytest.mark.guarantee("K22", "K5")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import re
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -243,6 +245,68 @@ def test_an_older_offset_of_a_process_that_stood_still_is_replaced(
             wait_for(lambda: told, timeout=30, what="it is told again")
         late.close()
         wait_for(lambda: is_told(5), timeout=30, what="Kafka has it again")
+
+
+@pytest.mark.guarantee("K22")
+def test_a_process_that_stood_still_looks_again_before_it_tells(
+    make, admin, bootstrap_servers, topic, gate, wait_for, monkeypatch
+):
+    name = topic(1)
+    app = make(heartbeat_interval=0.2)
+    ahead, told = [0.0], []
+    commit, look = OutsideCommitter.commit, done.Done._look
+
+    @app.consumer(name, group=f"{name}-g", done=True)
+    def handle(record, conn) -> None:
+        if ahead[0]:
+            gate.wait(60)
+
+    def note(self, offsets) -> None:
+        commit(self, offsets)
+        told.append(offsets[name, 0])
+
+    def stand_still(self, connection, owned):
+        found = look(self, connection, owned)
+        if told[-1:] == [5] and not ahead[0]:
+            # Meanwhile somebody sets the offset back.
+            ahead[0] = 60.0
+            admin.execute("update jobs_lib.offsets set next_offset = 2")
+            told.clear()
+        return found
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr(done, "time", clock)
+    monkeypatch.setattr(done, "_PAUSE", 0.1)
+    monkeypatch.setattr(done, "_AGAIN", 0.0)
+    monkeypatch.setattr(done.Done, "_look", stand_still)
+    monkeypatch.setattr(OutsideCommitter, "commit", note)
+    produce(bootstrap_servers, name, [("k", n) for n in range(5)])
+    with running(app, "consumers"):
+        wait_for(lambda: ahead[0] and told, timeout=30, what="it tells again")
+        assert told[0] == 2
+        gate.set()
+        wait_for(lambda: told[-1] == 5, timeout=30, what="all are handled again")
+
+
+@pytest.mark.guarantee("K22")
+def test_a_server_that_is_always_slow_keeps_nobody_from_telling(
+    make, bootstrap_servers, topic, wait_for, monkeypatch
+):
+    name = topic(1)
+    app = make()
+
+    @app.consumer(name, group=f"{name}-g", done=True)
+    def handle(record, conn) -> None: ...
+
+    # All that it finds is too old.
+    monkeypatch.setattr(done, "_OLD", -1.0)
+    produce(bootstrap_servers, name, [("k", n) for n in range(5)])
+    with running(app, "consumers"):
+        wait_for(
+            lambda: read_committed(bootstrap_servers, f"{name}-g.done", name) == {0: 5},
+            timeout=30,
+            what="Kafka has it",
+        )
 
 
 @pytest.mark.guarantee("K22")
