@@ -248,6 +248,35 @@ def test_an_older_offset_of_a_process_that_stood_still_is_replaced(
 
 
 @pytest.mark.guarantee("K22")
+def test_a_partition_is_told_at_its_take_over(
+    make, bootstrap_servers, topic, group, wait_for, monkeypatch
+):
+    name, other = topic(2), group()
+    app = make()
+
+    @app.consumer(name, group=other.name, done=True)
+    def handle(record, conn) -> None: ...
+
+    def is_told() -> bool:
+        found = read_committed(bootstrap_servers, f"{other.name}.done", name)
+        return found == {0: 5, 1: 1}
+
+    monkeypatch.setattr(done, "_PAUSE", 0.1)
+    for partition, count_ in ((0, 5), (1, 1)):
+        key = key_of(partition, 2)
+        produce(bootstrap_servers, name, [(key, n) for n in range(count_)])
+    with running(app, "consumers"):
+        wait_for(is_told, timeout=30, what="Kafka has it")
+    late = OutsideCommitter(app.settings, f"{other.name}.done")
+    late.commit({(name, 0): 2, (name, 1): 0})
+    late.close()
+    # Nothing else makes it look: no pause ends, and nothing is handled.
+    monkeypatch.setattr(done, "_PAUSE", 3_600.0)
+    with running(app, "consumers"):
+        wait_for(is_told, timeout=30, what="Kafka has it again")
+
+
+@pytest.mark.guarantee("K22")
 def test_a_process_that_stood_still_looks_again_before_it_tells(
     make, admin, bootstrap_servers, topic, gate, wait_for, monkeypatch
 ):

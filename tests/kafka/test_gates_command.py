@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from jobs_lib.cli import terminal
 from jobs_lib.cli.main import cli
 from jobs_lib.errors import TopicError
 from jobs_lib.operating.gates import list_gates
@@ -104,6 +105,39 @@ def test_each_partition_shows_what_each_group_lacks(
     assert other.name in table.output
     refused = CliRunner().invoke(cli, ["gates", APP, "--json", "--watch", "1"])
     assert "--json prints once" in str(refused.exception)
+
+
+@pytest.mark.guarantee("K20")
+def test_the_live_view_shows_how_a_gate_opens(
+    make, bootstrap_servers, topic, other, monkeypatch
+):
+    name = topic(1)
+    app = make()
+    declare(app, name, (name, other.name))
+    produce(bootstrap_servers, name, [("k", n) for n in range(4)])
+    other.commit_soon(name, {0: 0})
+    module: Any = types.ModuleType("service_of_gates")
+    module.app = app
+    monkeypatch.setitem(sys.modules, "service_of_gates", module)
+    pauses: list[float] = []
+
+    class Pause:
+        """Stands for the pause between two tables; the second one ends by Ctrl-C."""
+
+        def wait(self, seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:
+                raise KeyboardInterrupt
+            other.commit(name, 3)
+
+    monkeypatch.setattr(terminal, "threading", types.SimpleNamespace(Event=Pause))
+    result = CliRunner().invoke(cli, ["gates", APP, "--watch", "0.5"])
+    assert (result.exit_code, pauses) == (0, [0.5, 0.5])
+    before, after = [line for line in result.output.splitlines() if other.name in line]
+    shown = [
+        [cell.strip() for cell in line.split("│")[-4:-1]] for line in (before, after)
+    ]
+    assert shown == [["0", "1", "waits"], ["3", "1", "open"]]
 
 
 def test_a_derived_record_shows_its_place_in_the_common_topic(
