@@ -12,12 +12,15 @@ from tests.support.apps import make_app, running
 from tests.support.cluster import Cluster
 from tests.support.groups import Group
 from tests.support.records import produce, read_committed, read_topic
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jobs_lib import App
     from tests.support.cluster import Node
+
+    Place = tuple[int | None, int | None]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -55,6 +58,8 @@ class Callers:
     def __init__(self, stream: Any) -> None:
         self.answers: list[Published] = []
         self.failures: list[Exception] = []
+        self.tried: set[tuple[str, int]] = set()
+        """The key and value of each event, whatever became of it."""
         self._stream = stream
         self._stop = threading.Event()
         self._threads = [
@@ -75,43 +80,101 @@ class Callers:
         n = 0
         while not self._stop.wait(0.005):
             n += 1
+            self.tried.add((key, n))
             try:
                 self.answers.append(self._stream.publish(key, n))
             except UnavailableError as error:
                 self.failures.append(error)
 
 
-@pytest.mark.guarantee("T5", "T6", "T7")
-@pytest.mark.parametrize("acks", ["all", 1, 0])
-def test_publishing_survives_a_leader_and_what_all_have_acknowledged_is_kept(
-    make, cluster, wait_for, acks
-):
-    name = cluster.create()
-    stream = make().stream(name, value=int, acks=acks)
-    with Callers(stream) as callers:
-        wait_for(lambda: len(callers.answers) > 50, what="some are published")
-        leader = cluster.leader_of(name)
-        with cluster.down(leader):
-            wait_for(
-                lambda: cluster.leader_of(name) is not leader,
-                timeout=_LONG,
-                what="another node leads",
-            )
-            before = len(callers.answers)
-            wait_for(
-                lambda: len(callers.answers) > before + 50,
-                timeout=_LONG,
-                what="it goes on without the leader",
-            )
-    if acks != "all":
-        # What these may lose, the page on streams says.
-        return
-    log: dict[tuple[int | None, int | None], tuple[str, int]] = {
+def survive_leader(cluster: Cluster, callers: Callers, name: str) -> tuple[int, int]:
+    """Kill the leader of a topic while callers publish, and let them go on.
+
+    Returns how many answers there were before the kill, and before some that came when
+    another node led.
+    """
+    wait_for(lambda: len(callers.answers) > 50, what="some are published")
+    leader = cluster.leader_of(name)
+    killed = len(callers.answers)
+    with cluster.down(leader):
+        wait_for(
+            lambda: cluster.leader_of(name) is not leader,
+            timeout=_LONG,
+            what="another node leads",
+        )
+        moved = len(callers.answers)
+        wait_for(
+            lambda: len(callers.answers) > moved + 50,
+            timeout=_LONG,
+            what="it goes on without the leader",
+        )
+    return killed, moved
+
+
+def read_log(cluster: Cluster, name: str) -> dict[Place, tuple[str, int]]:
+    """The key and value at each place of a topic."""
+    return {
         (one.partition, one.offset): (one.key, one.json)
         for one in read_topic(cluster.bootstrap_servers, name)
     }
+
+
+def is_in(log: dict[Place, tuple[str, int]], answer: Published) -> bool:
+    """Whether an answer's event is where it says."""
+    found = log.get((answer.partition, answer.offset))
+    return found == (answer.key, answer.content)
+
+
+@pytest.mark.guarantee("T5", "T7")
+def test_publishing_survives_a_leader_and_what_all_have_acknowledged_is_kept(
+    make, cluster
+):
+    name = cluster.create()
+    with Callers(make().stream(name, value=int)) as callers:
+        survive_leader(cluster, callers, name)
+    log = read_log(cluster, name)
     for answer in callers.answers:
-        assert log[answer.partition, answer.offset] == (answer.key, answer.content)
+        assert is_in(log, answer)
+    # None is there twice, and nothing else.
+    assert len({*log.values()}) == len(log)
+    assert {*log.values()} <= callers.tried
+
+
+@pytest.mark.guarantee("T6")
+def test_what_the_leader_alone_has_acknowledged_may_be_lost_with_it_and_only_then(
+    make, cluster
+):
+    name = cluster.create()
+    with Callers(make().stream(name, value=int, acks=1)) as callers:
+        # Readers see what the others have, too.
+        seen = wait_for(lambda: read_log(cluster, name), what="some are copied")
+        killed, moved = survive_leader(cluster, callers, name)
+    log = read_log(cluster, name)
+    assert seen.items() <= log.items()
+    # Only the last events before its end may be gone: the others had no time for them.
+    before = sorted(callers.answers[:killed], key=lambda one: one.offset or 0)
+    kept = [is_in(log, one) for one in before]
+    assert kept == sorted(kept, reverse=True)
+    assert all(is_in(log, one) for one in callers.answers[moved:])
+    assert {*log.values()} <= callers.tried
+
+
+@pytest.mark.guarantee("T6")
+def test_what_nobody_has_acknowledged_has_no_place_and_goes_on_without_the_leader(
+    make, cluster
+):
+    name = cluster.create()
+    with Callers(make().stream(name, value=int, acks=0)) as callers:
+        _, moved = survive_leader(cluster, callers, name)
+    assert {one.offset for one in callers.answers} == {None}
+    later = {(one.key, one.content) for one in callers.answers[moved:]}
+    # Nobody waits until they are there.
+    wait_for(
+        lambda: later & {*read_log(cluster, name).values()},
+        timeout=_LONG,
+        what="the next leader has some",
+    )
+    assert {*read_log(cluster, name).values()} <= callers.tried
 
 
 @pytest.mark.guarantee("T5", "T14")
