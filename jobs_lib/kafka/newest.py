@@ -167,7 +167,8 @@ class _Search:
 
     def _ask(self, place: int) -> int:
         asked = [TopicPartition(self._topic, self._partition, place)]
-        # The end of a consumer of committed records, unlike `get_watermark_offsets`.
+        # This consumer reads committed records, so Kafka ends the partition for it
+        # before the first record of an open transaction.
         (found,) = self._consumer.offsets_for_times(asked, timeout=_ANSWER_SECONDS)
         if found.error is not None:
             raise KafkaException(found.error)

@@ -41,7 +41,10 @@ _PAUSE = 0.1
 _FRESH_SECONDS = 10.0
 """How long a known end is good enough to begin a search at."""
 _PART = 0.5
-"""Of the time limit of a publish: how long a part of a search takes."""
+"""Of the time of a part of a search: how long it reads. The rest may pass while it
+waits for what an open transaction hides."""
+_LEAST_SECONDS = 1.0
+"""A part has so long even where publishes have less: its client connects first."""
 
 
 class Search(NamedTuple):
@@ -116,6 +119,9 @@ class Log:
     def read_range(self, topic: str, partition: int) -> tuple[int, int]:
         """Ask for the oldest offset of a partition, and for its end.
 
+        All that Kafka has acknowledged lies before the end. A transaction may be open
+        there, which hides what follows its first record from consumers.
+
         Raises:
             AccessError: the brokers do not let it in, or deny the right to read.
             TopicError: the topic does not exist, or is not visible.
@@ -148,7 +154,7 @@ class Log:
         """Find the event of a request: read from ``start`` to the end that is now.
 
         It returns before a sender's time is over: if the search is not, call it again
-        with what was reached.
+        with what was reached. It waits that long for a transaction that hides events.
 
         Raises:
             UnavailableError: no broker answers, or refuses.
@@ -169,21 +175,27 @@ class Log:
             return self._find(topic, partition, Span(start, end), request.encode())
         except (OffsetError, KafkaException) as error:
             raise UnknownPublishError(
-                f"nobody knows yet whether the request {request!r} was sent: {error}"
+                f"nobody knows yet whether the request {request!r} was sent: {error}. "
+                "Call again later with the same id; `kafka-transactions.sh "
+                "find-hanging` shows a transaction that does not end"
             ) from None
 
     def _find(self, topic: str, partition: int, span: Span, sought: bytes) -> Search:
-        until = time.monotonic() + _PART * self._seconds
-        with PartsReader(self._settings, {(topic, partition): span}, _GROUP) as reader:
+        seconds = max(self._seconds, _LEAST_SECONDS)
+        ends_at = time.monotonic() + seconds
+        spans = {(topic, partition): span}
+        with PartsReader(self._settings, spans, _GROUP, patience=seconds) as reader:
             for _, messages in reader:
                 for message in messages:
                     headers = message.headers() or ()
                     if dict(headers).get(REQUEST_HEADER) == sought:
                         offset = message.offset() or 0
                         return Search(offset, offset, is_over=True)
-                if time.monotonic() > until:
+                left = ends_at - time.monotonic()
+                if left < (1 - _PART) * seconds:
                     reached = (messages[-1].offset() or 0) + 1
                     return Search(None, reached, is_over=False)
+                reader.patience = left
         return Search(None, span.end, is_over=True)
 
     def _count_partitions(self, topic: str) -> int:
@@ -228,6 +240,12 @@ class Log:
         """The client of this process: a fork does not use its parent's."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
-                client = make_consumer(self._settings, _GROUP, self._refusals.append)
+                # Events behind an open transaction lie before the end, too.
+                client = make_consumer(
+                    self._settings,
+                    _GROUP,
+                    self._refusals.append,
+                    sees_uncommitted=True,
+                )
                 self._client = os.getpid(), client
             return self._client[1]

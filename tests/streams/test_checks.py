@@ -18,6 +18,7 @@ from jobs_lib import (
     derive_key,
 )
 from tests.support.apps import running
+from tests.support.transactions import open_transaction
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -229,6 +230,24 @@ def test_a_change_back_is_sent_while_the_table_is_behind(
     # The table still says what this event says.
     assert tenants.publish("t1", ADA).changed
     log = [one.json["country"] for one in read_log(tenants.name)]
+    assert log == ["DE", "FR", "DE"]
+
+
+@pytest.mark.guarantee("T8")
+def test_a_change_back_is_sent_while_an_open_transaction_hides_the_change(
+    declare, await_table, read_log, own_broker
+):
+    app, tenants = declare(current=read_tenant)
+    other = Tenant("ada@example.org", "FR")
+    with running(app, "consumers"):
+        tenants.publish("t1", ADA)
+        await_table()
+        hiding = open_transaction(own_broker.bootstrap_servers, tenants.name, 2)
+        assert tenants.publish("t1", other).changed
+        # The consumer has read all that it can see, and the table says the same.
+        assert tenants.publish("t1", ADA, request="r1").changed
+    hiding.abort_transaction(60)
+    log = [one.json["country"] for one in read_log(tenants.name, "t1")]
     assert log == ["DE", "FR", "DE"]
 
 

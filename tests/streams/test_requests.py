@@ -27,6 +27,7 @@ from tests.support.canary import VALUE
 from tests.support.processes.publishers import MAY_PUBLISH, SET_BACK, STEPS
 from tests.support.records import produce
 from tests.support.topics import make_anew
+from tests.support.transactions import open_transaction
 from tests.support.waiting import linger
 
 if TYPE_CHECKING:
@@ -433,6 +434,24 @@ def test_an_event_is_found_in_a_topic_that_was_made_anew_before_it_was_sent(
     assert search_from > place.offset
     assert stream.publish("t1", STATE, request="r1") == place
     assert len(read_log(name)) == 1
+
+
+@pytest.mark.guarantee("T14")
+def test_an_event_behind_an_open_transaction_is_not_sent_again(
+    make, own_broker, name, admin, read_log
+):
+    stream, hasty = make().stream(name), make(publish_timeout=1).stream(name)
+    hiding = open_transaction(own_broker.bootstrap_servers, name, 2)
+    first = stream.publish("t1", STATE, request="r1")
+    admin.execute("update jobs_lib.requests set record_offset = null")
+    end_senders_time(admin)
+    told = "'r1' was sent.*A transaction may be open.*the same id.*find-hanging"
+    with pytest.raises(UnknownPublishError, match=told):
+        hasty.publish("t1", STATE, request="r1")
+    hiding.abort_transaction(60)
+    end_senders_time(admin)
+    assert stream.publish("t1", STATE, request="r1") == first
+    assert len(read_log(name, "t1")) == 1
 
 
 def test_a_request_whose_records_are_gone_is_not_sent_again(
