@@ -5,7 +5,7 @@
 select r.digest, r.partition, r.search_from, r.attempts, r.record_offset,
     r.sent_until < clock_timestamp() as is_over, (
         select s.send_seconds from {schema}.streams s where s.topic = r.topic
-    )
+    ), r.remembered_at
 from {schema}.requests r
 where r.topic = %(topic)s and r.id = %(id)s
 

@@ -23,6 +23,7 @@ from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from uuid import UUID
 
     from confluent_kafka.admin import AdminClient
@@ -40,6 +41,8 @@ _PAUSE = 0.1
 """Seconds until such a broker is asked again."""
 _FRESH_SECONDS = 10.0
 """How long a known end is good enough to begin a search at."""
+_CLOCKS_SECONDS = 60.0
+"""So far the clocks of senders may be behind that of the database."""
 _PART = 0.5
 """Of the time of a part of a search: how long it reads. The rest may pass while it
 waits for what an open transaction hides."""
@@ -148,6 +151,39 @@ class Log:
         poll_events(client)
         return read_topic_ids(self._settings, [topic], self._seconds, client).get(topic)
 
+    def find_start(
+        self, topic: str, partition: int, noted: int, since: datetime
+    ) -> int:
+        """Find where the search for the event of a request begins.
+
+        Args:
+            topic: by its name in Kafka.
+            partition: may have the event.
+            noted: the end of the partition, before the event was sent.
+            since: when it was noted.
+
+        Returns that end, or an earlier offset: the topic may have been made anew since,
+        or shortly before, and have grown past an end of the former one. Its event is no
+        older than its request all the same.
+
+        Raises:
+            AccessError: the brokers do not let it in, or deny the right to read.
+            TopicError: the topic does not exist, or is not visible.
+            UnavailableError: no broker answers.
+        """
+        oldest = max(0, round((since.timestamp() - _CLOCKS_SECONDS) * 1000))
+        place = TopicPartition(topic, partition, oldest)
+
+        def find(client: Consumer) -> int:
+            (found,) = client.offsets_for_times([place], timeout=self._seconds)
+            if found.error is not None:
+                raise KafkaException(found.error)
+            return found.offset
+
+        # Negative if no record is as new as that.
+        first = self._ask(topic, find)
+        return min(first, noted) if first >= 0 else noted
+
     def find_request(
         self, event: Event, partition: int, start: int, request: str
     ) -> Search:
@@ -163,7 +199,7 @@ class Log:
         topic = event.topic
         oldest, end = self.read_range(topic, partition)
         if start > end:
-            # The topic was made anew.
+            # The topic was made anew, and is shorter.
             start = oldest
         if start < oldest:
             raise UnknownPublishError(

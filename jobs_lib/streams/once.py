@@ -235,6 +235,10 @@ class Once:
         partition, start, attempt = known.partition, known.search_from, known.attempts
         take = partial(self._requests.take, call.event, call.id)
         find = partial(self._log.find_request, call.event, partition)
+        if attempt == 1:
+            # Nobody has looked for it yet.
+            topic, since = call.event.topic, known.remembered_at
+            start = yield partial(self._log.find_start, topic, partition, start, since)
         is_over = False
         while not is_over:
             # Before each part of the search: others take over from who is silent for

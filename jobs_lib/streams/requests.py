@@ -21,6 +21,7 @@ from jobs_lib.streams.event import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
     from uuid import UUID
 
     from jobs_lib.callers.caller import Autocommit
@@ -44,6 +45,8 @@ class Remembered:
     """Whether its sender's time is over."""
     send_seconds: float | None
     """How long any sender may take to this topic; None if nobody has noted it."""
+    remembered_at: datetime
+    """When it was added, before its event was sent."""
 
     @property
     def is_settled(self) -> bool:

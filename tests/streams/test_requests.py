@@ -417,8 +417,9 @@ def test_two_senders_of_a_request_give_one_answer(
 
 
 @pytest.mark.guarantee("T14")
+@pytest.mark.parametrize("more", [0, 5], ids=["shorter", "longer"])
 def test_an_event_is_found_in_a_topic_that_was_made_anew_before_it_was_sent(
-    make, own_broker, name, admin, read_log
+    make, own_broker, name, admin, read_log, more
 ):
     stream = make().stream(name)
     for n in range(3):
@@ -427,13 +428,15 @@ def test_an_event_is_found_in_a_topic_that_was_made_anew_before_it_was_sent(
     make_anew(own_broker.admin, name, 2)
     # The publisher still knows the end of the topic that is gone.
     place = stream.publish("t1", STATE, request="r1")
+    for n in range(more):
+        stream.publish("t1", {"n": n})
     (search_from,) = admin.execute(
         "update jobs_lib.requests set record_offset = null, sent_until = now()"
         " where id = 'r1' returning search_from"
     ).fetchone()
     assert search_from > place.offset
     assert stream.publish("t1", STATE, request="r1") == place
-    assert len(read_log(name)) == 1
+    assert len(read_log(name)) == 1 + more
 
 
 @pytest.mark.guarantee("T14")
