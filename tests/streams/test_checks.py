@@ -18,6 +18,7 @@ from jobs_lib import (
     derive_key,
 )
 from tests.support.apps import running
+from tests.support.canary import VALUE
 from tests.support.transactions import open_transaction
 
 pytestmark = pytest.mark.expects("fenced")
@@ -269,6 +270,27 @@ def test_a_table_of_the_topic_before_says_nothing_of_one_that_was_made_anew(
     )
     assert tenants.publish("t1", ADA).changed
     assert len(read_log(tenants.name)) == 1
+
+
+@pytest.mark.guarantee("T8")
+@pytest.mark.parametrize("request_id", [None, "r1"])
+def test_a_state_that_does_not_fit_the_stream_is_not_blamed_on_the_caller(
+    declare, await_table, read_log, caplog, request_id
+):
+    states = [{"email": VALUE}, ADA]
+    app, tenants = declare(current=lambda key, conn: states[0])
+    with running(app, "consumers"):
+        # Until the table has the key's partition, its state is not looked at.
+        tenants.publish("t1", ADA)
+        await_table()
+        # Any valid value differs from it, and repairs the entity.
+        assert tenants.publish("t1", ADA, request=request_id).changed
+        await_table()
+        states.pop(0)
+        assert not tenants.publish("t1", ADA).changed
+    assert len(read_log(tenants.name, "t1")) == 2
+    assert f"`current` of the stream {tenants.name!r}" in caplog.text
+    assert VALUE not in caplog.text
 
 
 def test_current_without_a_consumer_is_refused(make, name, tables):
