@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from jobs_lib.kafka.client import NO_ANSWER, make_admin
 from jobs_lib.kafka.refusal import explain_failed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib.settings import Settings
 
+_ARE_THERE = KafkaError.INVALID_PARTITIONS
+"""The topic has so many or more: the broker that was asked before was behind."""
 ADD_SECONDS = 5.0
 """How long a broker may take to add partitions."""
 
@@ -20,8 +24,8 @@ ADD_SECONDS = 5.0
 def add_partitions(settings: Settings, topic: str, count: int) -> None:
     """Add partitions to a topic until it has so many.
 
-    If no broker answers in time, it returns likewise: nobody knows then whether they
-    are there.
+    It returns likewise if no broker answers in time, when nobody knows whether they are
+    there, and if they are there already.
 
     Raises:
         AccessError: Kafka does not let this client in, or denies it the right.
@@ -36,25 +40,42 @@ def add_partitions(settings: Settings, topic: str, count: int) -> None:
         asked[topic].result()
     except KafkaException as failure:
         error = failure.args[0]
-        if error.code() in NO_ANSWER:
+        if error.code() in NO_ANSWER or error.code() == _ARE_THERE:
             return
         told = f"no partitions can be added to the topic {topic!r}"
         raise explain_failed(error, settings, topic, "ALTER", told) from None
 
 
 def count_on_brokers(
-    settings: Settings, topic: str, timeout: float = 2.0
+    settings: Settings,
+    topic: str,
+    before_each: Callable[[], object] = lambda: None,
+    timeout: float = 2.0,
 ) -> dict[str, int]:
     """Count the partitions with a leader that each live broker shows of a topic.
+
+    Args:
+        settings: where Kafka is.
+        topic: by its name in Kafka.
+        before_each: is called before each broker is asked.
+        timeout: seconds that each may take.
 
     Returns the counts by the brokers' addresses; 0 for one that does not answer.
     """
     try:
-        brokers = make_admin(settings).list_topics(timeout=timeout).brokers.values()
+        addresses = _list_brokers(settings, timeout)
     except KafkaException:
         return {settings.kafka_bootstrap_servers: 0}
-    addresses = [f"{one.host}:{one.port}" for one in brokers]
-    return {one: _count_on(settings, topic, one, timeout) for one in addresses}
+    counts = {}
+    for one in addresses:
+        before_each()
+        counts[one] = _count_on(settings, topic, one, timeout)
+    return counts
+
+
+def _list_brokers(settings: Settings, timeout: float) -> list[str]:
+    brokers = make_admin(settings).list_topics(timeout=timeout).brokers.values()
+    return [f"{one.host}:{one.port}" for one in brokers]
 
 
 def _count_on(settings: Settings, topic: str, address: str, timeout: float) -> int:

@@ -30,7 +30,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.streams.permits import GOOD_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from jobs_lib.app import App
@@ -89,13 +89,14 @@ def grow(
             added.
         tell: is called with what is waited for, each time that it changes.
 
-    Returns how many seconds they were stopped; 0 if it has so many partitions already.
+    Returns how many seconds they were stopped; 0 if all brokers show so many partitions
+    already.
 
     Raises:
         AccessError: Kafka does not let this client in, or denies it a right.
         OperatingError: it is no stream of this app, it has more partitions, nobody
             knows who reads it, another such command is at work, or the time was too
-            short. Publishers go on, and no partition was added.
+            short. Publishers go on, and no partition was added, unless it says so.
         TopicError: the topic does not exist, or Kafka refuses to add partitions.
         UnavailableError: Kafka or the database does not answer; likewise.
     """
@@ -109,16 +110,13 @@ def grow(
             f"give more than {found}"
         )
     if found == partitions:
-        return 0.0
+        return _finish(app, stream, partitions, tell)
     waited_for = _find_groups(app, stream, groups)
     _name_others(app, stream, tell)
-    database = Database.of(app.settings)
-    with (
-        database.connect("grow", impatient=True) as connection,
-        _Stop(connection, database, stream.name).held(partitions) as stop,
-    ):
+    with _stopped(app, stream, partitions) as stop:
         _await_groups(app, stream, stop, waited_for, seconds, tell)
         stop.renew()
+        stop.has_asked = True
         add_partitions(app.settings, stream.name, partitions)
         _await_brokers(app, stream, stop, partitions, tell)
         return stop.age
@@ -159,17 +157,57 @@ def explain_growth(app: App, topic: str, partitions: int) -> list[str]:
     return lines
 
 
+def _finish(
+    app: App,
+    stream: Stream[Any],
+    partitions: int,
+    tell: Callable[[str], object],
+) -> float:
+    """Wait for the brokers, if the command that added the partitions has not."""
+    if _are_shown(count_on_brokers(app.settings, stream.name), partitions):
+        return 0.0
+    with _stopped(app, stream, partitions) as stop:
+        stop.has_asked = True
+        _await_brokers(app, stream, stop, partitions, tell)
+        return stop.age
+
+
+@contextmanager
+def _stopped(app: App, stream: Stream[Any], partitions: int) -> Iterator[_Stop]:
+    """Stop the publishers of a stream until the end of the block."""
+    database = Database.of(app.settings)
+    with (
+        database.connect("grow", impatient=True) as connection,
+        _Stop(connection, database, stream.name, partitions).held() as stop,
+    ):
+        yield stop
+
+
 class _Stop:
-    """Stops the publishers of a stream, as long as it is renewed."""
+    """Stops the publishers of a stream, as long as it is renewed.
+
+    Args:
+        connection: to the database.
+        database: has the row of the stream.
+        topic: the stream, by its name in Kafka.
+        partitions: how many it gets.
+    """
 
     def __init__(
-        self, connection: Session[Any], database: Database, topic: str
+        self,
+        connection: Session[Any],
+        database: Database,
+        topic: str,
+        partitions: int,
     ) -> None:
         self._connection = connection
         self._queries = database.queries
         self._topic = topic
+        self._partitions = partitions
         self._named = {"topic": topic, "grower": uuid4(), "lease": LEASE}
-        self._began = self._renewed = 0.0
+        self._began = 0.0
+        self.has_asked = False
+        """Whether Kafka was asked for the partitions: then they may be there."""
 
     @property
     def age(self) -> float:
@@ -177,9 +215,9 @@ class _Stop:
         return time.monotonic() - self._began
 
     @contextmanager
-    def held(self, partitions: int) -> Iterator[_Stop]:
+    def held(self) -> Iterator[_Stop]:
         """Stop them until the end of the block."""
-        self._take(partitions)
+        self._take()
         try:
             yield self
         finally:
@@ -200,14 +238,21 @@ class _Stop:
         if row is None or time.monotonic() > asked_at + LEASE / 2:
             raise OperatingError(
                 f"this command stood still for too long, or a clock was set, so those "
-                f"who publish to {self._topic!r} go on. No partition was added: try "
-                "again"
+                f"who publish to {self._topic!r} go on. {self._tell_rest()}"
             )
         return float(row[0])
 
-    def _take(self, partitions: int) -> None:
+    def _tell_rest(self) -> str:
+        if not self.has_asked:
+            return "No partition was added: try again"
+        return (
+            f"Kafka was asked for {self._partitions} partitions before, and not all "
+            "brokers may show them yet: call it again, and it waits for them"
+        )
+
+    def _take(self) -> None:
         row = self._execute(
-            "stop_stream", partitions=partitions, seconds=0.0
+            "stop_stream", partitions=self._partitions, seconds=0.0
         ).fetchone()
         self._began = time.monotonic()
         if row is None:
@@ -231,7 +276,8 @@ class _Stop:
         except psycopg.OperationalError as error:
             raise UnavailableError(
                 f"the database does not answer: {str(error).strip()}. Those who "
-                f"publish to {self._topic!r} go on within {LEASE:g} s"
+                f"publish to {self._topic!r} go on within {LEASE:g} s. "
+                f"{self._tell_rest()}"
             ) from None
 
 
@@ -301,8 +347,10 @@ def _await_brokers(
     tell("waiting for the brokers to show the partitions")
     until = time.monotonic() + _SHOWN_SECONDS
     while True:
-        counts = count_on_brokers(app.settings, stream.name)
-        if min(counts.values()) >= partitions:
+        # Each broker may be slow, and so may the one be that has added them.
+        stop.renew()
+        counts = count_on_brokers(app.settings, stream.name, stop.renew)
+        if _are_shown(counts, partitions):
             return
         if time.monotonic() > until:
             raise UnavailableError(
@@ -311,8 +359,12 @@ def _await_brokers(
                 + ", ".join(f"{one} shows {count}" for one, count in counts.items())
                 + ". Those who publish go on. Look at the brokers, and try again"
             )
-        stop.renew()
         time.sleep(_PAUSE)
+
+
+def _are_shown(counts: Mapping[str, int], partitions: int) -> bool:
+    """Whether each broker shows the partitions."""
+    return min(counts.values()) >= partitions
 
 
 def _find_stream(app: App, topic: str) -> Stream[Any]:

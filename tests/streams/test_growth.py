@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from jobs_lib import Event, GrowingError, OperatingError, UnavailableError
 from jobs_lib.cli.main import cli
+from jobs_lib.kafka import partitions as partitions_module
 from jobs_lib.kafka.client import count_partitions
+from jobs_lib.operating import growth
 from jobs_lib.operating.growth import LEASE, explain_growth, grow, list_stopped
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.streams import log
@@ -473,6 +475,100 @@ def test_what_cannot_grow_is_refused(make, make_reader, name):
     other.stream(name)
     with pytest.raises(OperatingError, match="no consumer or read model of"):
         grow(other, name, 6)
+
+
+@pytest.fixture
+def grow_at_once(make_reader, name, monkeypatch) -> Callable[..., float]:
+    """A function that grows the stream, of which no event can be on its way."""
+    monkeypatch.setattr(growth, "GOOD_SECONDS", 0.0)
+    app = make_reader()
+
+    def grow_now(**options: Any) -> float:
+        return grow(app, name, AFTER, **options)
+
+    return grow_now
+
+
+@pytest.mark.guarantee("T20")
+def test_a_command_whose_time_is_over_says_that_it_has_added_partitions(
+    grow_at_once, own_broker, name, admin, monkeypatch
+):
+    count = growth.count_on_brokers
+
+    def expire(*given: Any) -> dict[str, int]:
+        admin.execute("update jobs_lib.streams set stopped_until = clock_timestamp()")
+        return dict.fromkeys(count(*given), BEFORE)
+
+    monkeypatch.setattr(growth, "count_on_brokers", expire)
+    told = rf"go on\. Kafka was asked for {AFTER} partitions .* call it again"
+    with pytest.raises(OperatingError, match=told) as failed:
+        grow_at_once()
+    assert "No partition was added" not in str(failed.value)
+    assert len(own_broker.admin.list_topics(name).topics[name].partitions) == AFTER
+
+
+@pytest.mark.guarantee("T20")
+def test_a_second_command_waits_for_the_brokers_while_publishers_are_stopped(
+    grow_at_once, name, admin, monkeypatch
+):
+    assert grow_at_once() > 0
+    count = growth.count_on_brokers
+    behind = iter([BEFORE, BEFORE])
+    stopped: list[bool] = []
+
+    def count_behind(*given: Any) -> dict[str, int]:
+        query = "select grower is not null from jobs_lib.streams where topic = %s"
+        stopped.append(admin.execute(query, (name,)).fetchone()[0])
+        return {one: next(behind, shown) for one, shown in count(*given).items()}
+
+    monkeypatch.setattr(growth, "count_on_brokers", count_behind)
+    told: list[str] = []
+    assert grow_at_once(tell=told.append) > 0
+    assert told == ["waiting for the brokers to show the partitions"]
+    assert stopped == [False, True, True]
+    assert grow_at_once() == 0.0
+
+
+@pytest.mark.guarantee("T20")
+def test_a_broker_that_does_not_show_the_partitions_yet_misleads_no_command(
+    grow_at_once, name, monkeypatch
+):
+    assert grow_at_once() > 0
+    monkeypatch.setattr(growth, "list_partitions", lambda *_: {name: BEFORE})
+    # It asks for them once more, and Kafka says that they are there.
+    assert grow_at_once() > 0
+
+
+@pytest.mark.guarantee("T20")
+def test_publishers_stay_stopped_while_each_broker_may_be_slow(
+    grow_at_once, admin, monkeypatch
+):
+    add, ask = growth.add_partitions, partitions_module._count_on
+    find = partitions_module._list_brokers
+    marks: list[Any] = []
+
+    def read_now(query: str) -> Any:
+        return admin.execute(f"select {query} from jobs_lib.streams").fetchone()[0]
+
+    def add_slowly(*given: Any) -> None:
+        add(*given)
+        marks.append(read_now("clock_timestamp()"))
+
+    def list_twice(*given: Any) -> list[str]:
+        return 2 * find(*given)
+
+    def ask_slowly(*given: Any) -> int:
+        # Each may take so long that the stop must be renewed before the next one.
+        assert read_now("renewed_at") > marks[-1]
+        count = ask(*given)
+        marks.append(read_now("clock_timestamp()"))
+        return count
+
+    monkeypatch.setattr(growth, "add_partitions", add_slowly)
+    monkeypatch.setattr(partitions_module, "_count_on", ask_slowly)
+    monkeypatch.setattr(partitions_module, "_list_brokers", list_twice)
+    grow_at_once()
+    assert len(marks) == 3
 
 
 @pytest.mark.guarantee("T20")
