@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from jobs_lib.consuming.gate import read_derived_from
 from jobs_lib.errors import JobsError, RecordError
 from jobs_lib.kafka.dependencies import Dependency, Place, find_wait
-from jobs_lib.kafka.places import find_places, read_committed
+from jobs_lib.kafka.places import find_committed_ends, find_places, read_committed
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.operating.session import bounded
@@ -92,7 +92,8 @@ def _list_parts(
     topic = declared.topic
     starts = find_places(settings, topic, "start")
     stored = _read_stored(database, declared, starts)
-    ends = find_places(settings, topic, "end")
+    # The consumer cannot read what an open transaction hides.
+    ends = find_committed_ends(settings, topic)
     left = {
         (topic, number): Span(max(start, stored.get(number, start)), ends[number])
         for number, start in starts.items()

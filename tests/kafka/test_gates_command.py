@@ -17,6 +17,7 @@ from jobs_lib.operating.gates import list_gates
 from tests.support.apps import running
 from tests.support.groups import Group
 from tests.support.records import key_of, produce
+from tests.support.transactions import open_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,3 +172,17 @@ def test_a_topic_that_does_not_exist_is_named(make):
     declare(app, "not-there", ("not-there", "others"))
     with pytest.raises(TopicError, match="not-there"):
         list_gates(app)
+
+
+def test_a_transaction_that_is_open_has_no_next_record_yet(
+    make, bootstrap_servers, topic, other
+):
+    name, first = topic(1), topic(1)
+    app = make()
+    declare(app, name, (first, other.name))
+    other.commit(first, 7)
+    hiding = open_transaction(bootstrap_servers, name, 1)
+    try:
+        assert shorten(app) == [(0, 0, other.name, 7, None, "empty")]
+    finally:
+        hiding.abort_transaction(60)
