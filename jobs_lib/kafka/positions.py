@@ -5,6 +5,11 @@ since: one request for each kind of offset and broker, and one for each group. W
 gets the last answer at once, and its age. So no slow or dead broker holds anybody up,
 and more partitions or more who ask cost no more requests.
 
+What is not answered is asked for apart, by a second thread with clients of its own,
+until it is answered quickly again. So a round never waits for what is known to be
+silent, however many groups that is. A process has two such threads, and two clients of
+a group at most.
+
 It only reads. Groups are asked by a consumer that never joins, because the admin
 client's requests to a group's coordinator can abort the whole process where the broker
 dies meanwhile (confluentinc/librdkafka issue 4605). Ends are asked by one, too: after a
@@ -13,6 +18,7 @@ broker's crash the admin client's `list_offsets` fails for as long as the client
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -59,9 +65,14 @@ _UNKNOWN = {KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC}
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}
 _DENIED = KafkaError.GROUP_AUTHORIZATION_FAILED
 _DENIED_SECONDS = 30.0
+_QUICK_SECONDS = 1.0
+"""How long an answer may take before it is asked for apart."""
+_NEXT_SECONDS = 0.1
+"""How long, if another one was silent in the same round: a node that dies silences many
+groups at once, and the others' answers must not become old meanwhile."""
 _SILENT_SECONDS = 1.0
-"""How long a group may take that has not answered: the others' answers must not become
-old meanwhile, and its client looks for its coordinator all the time."""
+"""How long a group may take apart that has not answered there either: others wait for
+their turn, and its client looks for its coordinator all the time."""
 _PATIENT = 10
 """Each so many times such a group gets the whole time, since it may only be slow."""
 _MOST_EVENTS = 100
@@ -76,6 +87,13 @@ class _Question(NamedTuple):
     kind: Kind
     topic: str
     group: str = ""
+
+
+class _Request(NamedTuple):
+    """Asks for one kind of offsets of several topics."""
+
+    kind: Kind
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,30 +152,46 @@ class Positions:
         """When the next round may begin."""
         self._answers: dict[_Question, KnownOffsets] = {}
         self._answered: list[Callable[[], object]] = []
-        self._failing: set[tuple[Kind, str]] = set()
-        """Kinds and groups that were not answered when they were last asked for."""
-        self._kafka = _Clients(settings, group or settings.pod, timeout)
+        self._telling = threading.Lock()
+        """Answers are told one after another, so that the last one counts."""
+        self._apart: set[_Request] = set()
+        """Those that are asked apart, since they were not answered quickly."""
+        self._left: dict[_Request, _Partitions] = {}
+        """What is to be asked apart in the next round there."""
+        self._is_left = threading.Event()
+        name = group or settings.pod
+        self._kafka = _Clients(settings, name, timeout)
+        self._patient = _Clients(settings, name, timeout)
         self._loop = Loop("positions", self._work, ended=self._kafka.close)
+        self._loop_apart = Loop(
+            "positions apart", self._work_apart, ended=self._patient.close
+        )
 
     def listen(self, answered: Callable[[], object]) -> None:
         """Call a function after each answer; add it before :meth:`start`.
 
         So nobody waits for a group that does not answer, except who asked for it. It is
-        called after a round without any answer, too. It is called in the thread that
-        asks, and may ask for the next round.
+        called after a round without any answer, too. It is called in a thread that
+        asks, never in two at once, and may ask for the next round.
         """
         self._answered.append(answered)
 
     def start(self) -> None:
-        """Start the thread; it makes no connection before somebody asks."""
+        """Start the threads; they make no connection before somebody asks."""
         self._loop.start()
+        self._loop_apart.start()
 
     def stop(self) -> None:
-        """Stop the thread, and close its clients."""
-        self._loop.stopping.set()
+        """Stop the threads, and close their clients."""
+        until = time.monotonic() + _LAST_SECONDS
+        loops = (self._loop, self._loop_apart)
+        for loop in loops:
+            loop.stopping.set()
         self._wanted.set()
-        # It may wait for an answer, and holds nothing that somebody waits for.
-        self._loop.stop(_LAST_SECONDS)
+        self._is_left.set()
+        for loop in loops:
+            # It may wait for an answer, and holds nothing that somebody waits for.
+            loop.stop(max(0.0, until - time.monotonic()))
 
     def ask_starts(self, topic: str, *, within: float = WITHIN) -> KnownOffsets | None:
         """The offsets of the oldest records of a topic's partitions.
@@ -230,7 +264,7 @@ class Positions:
         self._wanted.set()
         return answer if answer is not None and answer.age <= within else None
 
-    # The thread
+    # The first thread
 
     def _work(self) -> Iterator[None]:
         while True:
@@ -251,36 +285,20 @@ class Positions:
         """Ask Kafka; a topic or group of which nothing is said keeps no others back."""
         self._kafka.close_idle()
         found, failures = self._kafka.find_partitions({one.topic for one in asked})
-        topics: dict[tuple[Kind, str], _Partitions] = {}
-        for one in asked:
-            if one.topic in found:
-                of_request = topics.setdefault((one.kind, one.group), {})
-                of_request[one.topic] = found[one.topic]
-            else:
-                # Of a topic that is gone nothing is known.
-                with self._lock:
-                    self._answers.pop(one, None)
-        has_answer = False
-        # What has failed comes last: it may take its whole time again.
-        for request in sorted(topics, key=self._failing.__contains__):
-            (kind, group), wanted = request, topics[request]
+        requests = self._gather(asked, found)
+        has_answer, at_most = False, _QUICK_SECONDS
+        for request in self._leave(requests):
             read_at = time.monotonic()
             try:
-                offsets = self._kafka.read(kind, group, wanted)
-            except (JobsError, KafkaException) as error:
-                self._failing.add(request)
-                failures.append(error)
+                offsets = self._kafka.read(*request, requests[request], at_most)
+            except (JobsError, KafkaException):
+                # The other thread tells why, unless it was only slow.
+                self._leave({request: requests[request]}, is_silent=True)
+                at_most = _NEXT_SECONDS
                 continue
-            self._failing.discard(request)
-            if offsets is None:
-                continue
-            has_answer = True
-            with self._lock:
-                for topic, partitions in wanted.items():
-                    self._answers[_Question(kind, topic, group)] = KnownOffsets(
-                        len(partitions), offsets.get(topic, {}), read_at
-                    )
-            self._tell()
+            if offsets is not None:
+                has_answer = True
+                self._note(request, requests[request], offsets, read_at)
         if not has_answer:
             self._tell()
         for failure in failures:
@@ -289,13 +307,94 @@ class Positions:
             # It may last: the next round comes as soon as without it.
             telemetry.emit("loop.failed", loop=self._loop.name, error=failure)
 
+    def _gather(
+        self, asked: Collection[_Question], found: _Partitions
+    ) -> dict[_Request, _Partitions]:
+        """Put questions together to requests; leave out topics that are gone."""
+        requests: dict[_Request, _Partitions] = {}
+        for one in asked:
+            if one.topic in found:
+                of_request = requests.setdefault(_Request(one.kind, one.group), {})
+                of_request[one.topic] = found[one.topic]
+            else:
+                # Of a topic that is gone nothing is known.
+                with self._lock:
+                    self._answers.pop(one, None)
+        return requests
+
+    def _leave(
+        self, requests: Mapping[_Request, _Partitions], *, is_silent: bool = False
+    ) -> list[_Request]:
+        """Leave silent ones to the other thread; returns those that are not."""
+        with self._lock:
+            if is_silent:
+                self._apart |= requests.keys()
+            left = {
+                one: topics for one, topics in requests.items() if one in self._apart
+            }
+            self._left |= left
+        if left:
+            self._is_left.set()
+        return [one for one in requests if one not in left]
+
+    # The second thread
+
+    def _work_apart(self) -> Iterator[None]:
+        while True:
+            if self._is_left.wait(_IDLE):
+                self._is_left.clear()
+            if self._loop_apart.stopping.is_set():
+                return
+            self._answer_apart()
+            yield
+            self._loop_apart.stopping.wait(self._interval)
+
+    def _answer_apart(self) -> None:
+        """Ask for what was silent; who was so most often comes last."""
+        self._patient.close_idle()
+        with self._lock:
+            left, self._left = self._left, {}
+        for request in sorted(left, key=self._patient.count_silent):
+            if self._loop_apart.stopping.is_set():
+                return
+            read_at = time.monotonic()
+            try:
+                offsets = self._patient.read(*request, left[request])
+            except (JobsError, KafkaException) as error:
+                telemetry.emit("loop.failed", loop=self._loop.name, error=error)
+                continue
+            is_quick = time.monotonic() <= read_at + _QUICK_SECONDS
+            if offsets is not None:
+                self._note(request, left[request], offsets, read_at)
+            if is_quick:
+                with self._lock:
+                    self._apart.discard(request)
+
+    # Both
+
+    def _note(
+        self, request: _Request, asked: _Partitions, found: _Offsets, read_at: float
+    ) -> None:
+        """Keep an answer, and tell of it."""
+        with self._lock:
+            for topic, partitions in asked.items():
+                question = _Question(request.kind, topic, request.group)
+                known = self._answers.get(question)
+                # The other thread may have asked later, and be told sooner.
+                if known is None or known.read_at <= read_at:
+                    self._answers[question] = KnownOffsets(
+                        len(partitions), found.get(topic, {}), read_at
+                    )
+        self._tell()
+
     def _tell(self) -> None:
-        for answered in self._answered:
-            answered()
+        with self._telling:
+            for answered in self._answered:
+                answered()
 
 
 class _Clients:
-    """The clients that ask, all in one thread."""
+    """The clients of one thread."""
 
     def __init__(self, settings: Settings, group: str, timeout: float) -> None:
         self._settings = settings
@@ -308,8 +407,8 @@ class _Clients:
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._denied: dict[str, tuple[float, AccessError]] = {}
         """Groups that may not be asked for: when to ask again, and the reason."""
-        self._silent: dict[str, int] = {}
-        """How often in a row a group was not answered in time."""
+        self._silent: dict[tuple[Kind, str], int] = {}
+        """How often in a row a request was not answered in time."""
 
     def close(self) -> None:
         """Close all of them."""
@@ -360,10 +459,21 @@ class _Clients:
             found[topic] = {one.id: one.leader is not None for one in partitions}
         return found, failures
 
-    def read(self, kind: Kind, group: str, topics: _Partitions) -> _Offsets | None:
+    def count_silent(self, request: _Request) -> int:
+        """Count how often in a row a request was not answered in time."""
+        return self._silent.get(request, 0)
+
+    def read(
+        self,
+        kind: Kind,
+        group: str,
+        topics: _Partitions,
+        at_most: float | None = None,
+    ) -> _Offsets | None:
         """Ask for one kind of offsets; ``group`` is empty if they are those of a log.
 
-        Returns None if nothing is known now.
+        Returns None if nothing is known now. It may take ``at_most`` seconds; None
+        leaves it to how often the request was silent.
 
         Raises:
             AccessError: Kafka denies the right to it.
@@ -383,30 +493,38 @@ class _Clients:
         name = group or self._group
         consumer = self._get(name, sees_uncommitted=kind == "high")
         ask = consumer.committed if group else consumer.offsets_for_times
-        timeout = self._timeout
-        if self._silent.get(group, 0) % _PATIENT:
-            timeout = min(timeout, _SILENT_SECONDS)
+        request = _Request(kind, group)
+        if at_most is None and self.count_silent(request) % _PATIENT:
+            at_most = _SILENT_SECONDS
+        timeout = self._timeout if at_most is None else min(self._timeout, at_most)
+        until = math.inf if at_most is None else time.monotonic() + timeout
         for left in reversed(range(_TRIES)):
+            is_last = not left or time.monotonic() >= until
             try:
                 found = ask(places, timeout=timeout) if places else []
-                if not left or not self._refresh(consumer, found):
+                if is_last or not self._refresh(consumer, found, timeout):
                     self._denied.pop(group, None)
-                    self._silent.pop(group, None)
+                    self._silent.pop(request, None)
                     return _sort(found)
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
-                if group and error.code() in SILENT:
-                    self._silent[group] = self._silent.get(group, 0) + 1
+                is_last = is_last or time.monotonic() >= until
+                if error.code() in SILENT:
+                    self._silent[request] = self.count_silent(request) + 1
                 if error.code() not in SOON or (
-                    not left and error.code() not in _MISSING
+                    is_last and error.code() not in _MISSING
                 ):
                     told = group or ", ".join(sorted(topics))
                     raise self._explain(error, told) from None
+            if is_last:
+                break
             time.sleep(_PAUSE)
         # A topic was deleted just now: the next round leaves it out.
         return None
 
-    def _refresh(self, consumer: Consumer, found: Iterable[TopicPartition]) -> bool:
+    def _refresh(
+        self, consumer: Consumer, found: Iterable[TopicPartition], timeout: float
+    ) -> bool:
         """Let a client learn of partitions that are new; False if it knew them all.
 
         It knows the partitions of some time ago.
@@ -417,7 +535,7 @@ class _Clients:
             if at.error is not None and at.error.code() in _UNKNOWN
         }
         for topic in new:
-            consumer.list_topics(topic, timeout=self._timeout)
+            consumer.list_topics(topic, timeout=timeout)
         return bool(new)
 
     def _get(self, group: str, *, sees_uncommitted: bool) -> Consumer:

@@ -38,9 +38,11 @@ KILLS = 10
 
 
 @pytest.fixture
-def make(bootstrap_servers) -> Iterator[Callable[..., Positions]]:
+def make(bootstrap_servers, monkeypatch) -> Iterator[Callable[..., Positions]]:
     """A function that makes a map, which is stopped at the end."""
     made: list[Positions] = []
+    # A busy machine does not make a broker silent.
+    monkeypatch.setattr(module, "_QUICK_SECONDS", 30.0)
 
     def make(servers: str = bootstrap_servers, **options: Any) -> Positions:
         options = {"interval": 0.05, "timeout": 30.0, **options}
@@ -213,9 +215,9 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
     kafka = positions._kafka
     read, find = kafka.read, kafka.find_partitions
 
-    def count_read(kind, group, topics):
+    def count_read(kind, group, topics, at_most=None):
         requests.append((kind, group, sum(map(len, topics.values()))))
-        return read(kind, group, topics)
+        return read(kind, group, topics, at_most)
 
     def count_find(topics):
         rounds.append(time.monotonic())
@@ -235,6 +237,7 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
         return None not in asked
 
     monkeypatch.setattr(kafka, "read", count_read)
+    monkeypatch.setattr(positions._patient, "read", count_read)
     monkeypatch.setattr(kafka, "find_partitions", count_find)
     monkeypatch.setattr(positions._loop.stopping, "wait", wait)
     assert not ask_all()
@@ -376,12 +379,13 @@ def test_what_is_refused_keeps_no_others_back(make, topic, monkeypatch, get, wai
         found, failures = find(topics - {"hidden"})
         return found, [*failures, AccessError("hidden")]
 
-    def refuse(kind, group, topics):
+    def refuse(kind, group, topics, at_most=None):
         if group == "a-secret":
             raise AccessError("no")
-        return read(kind, group, topics)
+        return read(kind, group, topics, at_most)
 
-    monkeypatch.setattr(positions._kafka, "read", refuse)
+    for clients in (positions._kafka, positions._patient):
+        monkeypatch.setattr(clients, "read", refuse)
     monkeypatch.setattr(positions._kafka, "find_partitions", hide)
     positions.ask_ends("hidden")
     positions.ask_committed("a-secret", name)

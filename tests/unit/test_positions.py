@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka import positions as module
 from jobs_lib.kafka.positions import Positions
 from jobs_lib.service.service import Service
@@ -22,18 +21,25 @@ TIMEOUT = 5.0
 
 
 class Coordinators:
-    """Answers for groups; one of them is down, and takes the whole time."""
+    """Answers for groups; those that are down take the whole time."""
 
     def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.down: str | None = None
+        self.down: set[str] = set()
+        self.takes = 0.0
+        """Seconds for each answer."""
         self.timeouts: list[float] = []
-        """How long the one that is down was waited for, each time."""
+        """How long those that are down were waited for, each time."""
+        self.clients: list[str] = []
+        """The group of each client that was made."""
         self._clock = clock
         monkeypatch.setattr(module, "make_consumer", self._make)
 
     def _make(self, settings: Settings, group: str, *_: Any, **__: Any) -> Mock:
+        self.clients.append(group)
+
         def committed(places: list[Any], timeout: float) -> list[Any]:
-            if group != self.down:
+            if group not in self.down and self.takes <= timeout:
+                self._clock.now += self.takes
                 return [Mock(topic="t", partition=0, offset=10, error=None)]
             self.timeouts.append(timeout)
             self._clock.now += timeout
@@ -65,11 +71,13 @@ def positions(coordinators, monkeypatch) -> Positions:
     return made
 
 
-def ask(positions: Positions, within: float) -> set[str]:
+def ask(
+    positions: Positions, within: float, groups: tuple[str, ...] = GROUPS
+) -> set[str]:
     """Ask for all groups; returns those of which a young answer is known."""
     return {
         one
-        for one in GROUPS
+        for one in groups
         if positions.ask_committed(one, "t", within=within) is not None
     }
 
@@ -90,45 +98,100 @@ def test_a_group_without_a_coordinator_makes_no_answer_of_the_others_old(
     others = {*GROUPS} - {down}
     seen: list[set[str]] = []
     positions.listen(lambda: seen.append(ask(positions, within=0.0)))
-    coordinators.down = down
+    coordinators.down = {down}
     ask(positions, within=0.0)
     with heard("loop.failed") as failed:
         answer(positions)
         # Each was young when it was told, wherever the one that is down was asked.
         assert set().union(*seen) == others
+        positions._answer_apart()
         for _ in range(3):
             began = clock.now
             answer(positions)
-            # From now on it comes last, and the others' answers stay young.
-            assert ask(positions, within=clock.now - began) == others
-            assert clock.now - began <= 1.0
+            # From now on nobody waits for it.
+            assert ask(positions, within=0.0) == others
+            assert clock.now == began
+            positions._answer_apart()
     assert {fields["loop"] for _, fields in failed} == {"positions"}
-    assert coordinators.timeouts == [TIMEOUT, 1.0, 1.0, 1.0]
-    coordinators.down = None
+    assert coordinators.timeouts == [1.0, TIMEOUT, 1.0, 1.0, 1.0]
+    coordinators.down = set()
     answer(positions)
+    positions._answer_apart()
     assert ask(positions, within=0.0) == {*GROUPS}
+    # It is asked with the others again.
+    answer(positions)
+    assert positions._left == {}
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("K7", "K19")
+def test_however_many_groups_are_silent_the_others_answers_stay_young(
+    positions, coordinators, clock
+):
+    groups = ("a", "b", "c", "d", "e")
+    coordinators.down = {"a", "b", "d", "e"}
+    positions.listen(lambda: ask(positions, 0.0, groups))
+    ask(positions, 0.0, groups)
+    began = clock.now
+    answer(positions)
+    # All of them died just now: that costs the others little, and only once.
+    assert clock.now - began <= 1.5
+    for _ in range(3):
+        began = clock.now
+        answer(positions)
+        assert ask(positions, 0.0, groups) == {"c"}
+        assert clock.now == began
+        positions._answer_apart()
+    # Nor does it matter who is silent for how long: there are two clients of each.
+    assert sorted(coordinators.clients) == sorted([*"abde"] * 2 + ["c"])
+    coordinators.down = set()
+    answer(positions)
+    positions._answer_apart()
+    assert ask(positions, 0.0, groups) == {*groups}
 
 
 @pytest.mark.expects("loop.failed")
 def test_a_group_that_is_only_slow_gets_the_whole_time_now_and_then(
     positions, coordinators
 ):
-    coordinators.down = "b"
+    coordinators.down = {"b"}
     positions.listen(lambda: ask(positions, within=0.0))
     ask(positions, within=0.0)
     for _ in range(12):
         answer(positions)
-    assert coordinators.timeouts == [TIMEOUT, *[1.0] * 9, TIMEOUT, 1.0]
+        positions._answer_apart()
+    assert coordinators.timeouts == [1.0, TIMEOUT, *[1.0] * 9, TIMEOUT, 1.0]
 
 
+def test_a_group_that_is_slow_is_asked_apart_for_as_long_as_it_is_slow(
+    positions, coordinators
+):
+    coordinators.takes = 2.0
+    positions.ask_committed("b", "t")
+    answer(positions)
+    for takes, is_apart in ((2.0, True), (2.0, True), (0.5, False)):
+        coordinators.takes = takes
+        positions.ask_committed("b", "t")
+        answer(positions)
+        positions._answer_apart()
+        assert positions.ask_committed("b", "t", within=takes) is not None
+        assert bool(positions._apart) is is_apart
+    # Nobody was told of a failure, and the first thread has waited once.
+    assert coordinators.timeouts == [1.0]
+
+
+@pytest.mark.expects("loop.failed")
 def test_a_round_without_any_answer_is_told_and_fails(positions, coordinators):
     told: list[str] = []
     positions.listen(lambda: told.append("told"))
-    coordinators.down = "b"
+    coordinators.down = {"b"}
     positions.ask_committed("b", "t")
-    with pytest.raises(UnavailableError):
+    with heard("loop.failed") as failed:
         answer(positions)
-    assert told == ["told"]
+        assert told == ["told"]
+        positions._answer_apart()
+    ((_, fields),) = failed
+    assert fields["error"].startswith("UnavailableError: ")
 
 
 @pytest.mark.guarantee("K7")
