@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]
 
 from jobs_lib.kafka.client import make_admin, read_topics
+from jobs_lib.kafka.members import describe_groups
 from jobs_lib.kafka.refusal import deny, find_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable
 
     from jobs_lib.settings import Settings
 
@@ -60,17 +60,24 @@ def check_access(settings: Settings, needs: Needs) -> None:
         AccessError: Kafka does not let this client in, or denies it a right.
         UnavailableError: no broker answers.
     """
-    # Check brokers before groups: if a coordinator goes away during a request,
-    # librdkafka may abort the whole process (confluentinc/librdkafka issue 4605).
+    # It says the most about brokers that do not answer or do not let it in.
     read_topics(settings, _SECONDS)
     admin = cast("Any", make_admin(settings))
     options = {"include_authorized_operations": True, "request_timeout": _SECONDS}
 
-    def ask_topic(name: str) -> Any:
-        return admin.describe_topics(TopicCollection([name]), **options)[name]
+    def ask_topic(name: str) -> frozenset[str] | KafkaError:
+        asked = admin.describe_topics(TopicCollection([name]), **options)[name]
+        try:
+            # A broker that is too old to know the rights returns none.
+            found = asked.result().authorized_operations or ()
+        except KafkaException as error:
+            failure: KafkaError = error.args[0]
+            return failure
+        return frozenset(one.name for one in found)
 
-    def ask_group(name: str) -> Any:
-        return admin.describe_consumer_groups([name], **options)[name]
+    def ask_group(name: str) -> frozenset[str] | KafkaError:
+        found = describe_groups(settings, [name], _SECONDS, rights=True)[name]
+        return found if isinstance(found, KafkaError) else found.rights
 
     deadline = time.monotonic() + _SECONDS
     for name, rights in needs.topics().items():
@@ -81,17 +88,15 @@ def check_access(settings: Settings, needs: Needs) -> None:
 
 
 def _read(
-    ask: Callable[[str], Any], name: str, deadline: float
-) -> Container[Any] | KafkaError:
+    ask: Callable[[str], frozenset[str] | KafkaError], name: str, deadline: float
+) -> frozenset[str] | KafkaError:
     """The rights on a topic or group, or the error that Kafka answers instead."""
     while True:
-        try:
-            # A broker that is too old to know the rights returns none.
-            return ask(name).result().authorized_operations or ()
-        except KafkaException as error:
-            failure: KafkaError = error.args[0]
-            if failure.code() not in _SOON or time.monotonic() > deadline:
-                return failure
+        answer = ask(name)
+        if not isinstance(answer, KafkaError) or (
+            answer.code() not in _SOON or time.monotonic() > deadline
+        ):
+            return answer
         time.sleep(_PAUSE)
 
 
@@ -100,7 +105,7 @@ def _compare(
     kind: str,
     name: str,
     rights: set[str],
-    granted: Container[Any] | KafkaError,
+    granted: frozenset[str] | KafkaError,
 ) -> None:
     if isinstance(granted, KafkaError):
         both = " and ".join(sorted(rights))
@@ -108,7 +113,7 @@ def _compare(
             raise refusal
     elif granted:
         for right in sorted(rights):
-            if AclOperation[right] not in granted:
+            if right not in granted:
                 raise deny(settings, f"{kind} {name!r}", right)
 
 

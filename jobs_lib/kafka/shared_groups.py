@@ -7,17 +7,19 @@ of a group. So the members of one database would leave out what those of the oth
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError
 
-from jobs_lib.kafka.client import make_admin, read_topics
+from jobs_lib.kafka.client import read_topics
+from jobs_lib.kafka.members import describe_groups
 from jobs_lib.kafka.places import read_commits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from uuid import UUID
 
+    from jobs_lib.kafka.members import GroupMember
     from jobs_lib.settings import Settings
 
 _SECONDS = 5.0
@@ -96,24 +98,20 @@ def find_shared(
             yield SharedGroup(group, topic, tuple(others))
 
 
-def _find_members(settings: Settings, groups: Collection[str]) -> dict[str, list[Any]]:
+def _find_members(
+    settings: Settings, groups: Collection[str]
+) -> dict[str, tuple[GroupMember, ...]]:
     """The members of groups; none of a group that cannot be described."""
     if not groups:
         return {}
-    # Check brokers before groups: if a coordinator goes away during a request,
-    # librdkafka may abort the whole process (confluentinc/librdkafka issue 4605).
+    # It says the most about brokers that do not answer or do not let it in.
     read_topics(settings, _SECONDS)
-    # Keep the client until the answers are there: a deleted client gives none.
-    admin = cast("Any", make_admin(settings))
-    asked = admin.describe_consumer_groups(sorted(groups), request_timeout=_SECONDS)
-    found = {}
-    for group, future in asked.items():
-        try:
-            found[group] = future.result().members
-        except KafkaException:
-            # It has no coordinator yet, or the right to describe it is missing.
-            continue
-    return found
+    # One with an error has no coordinator yet, or the right to describe it is missing.
+    return {
+        group: found.members
+        for group, found in describe_groups(settings, groups, _SECONDS).items()
+        if not isinstance(found, KafkaError)
+    }
 
 
 def _find_marked(

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from confluent_kafka import ConsumerGroupState, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
-from jobs_lib.errors import AccessError, ConfigurationError
-from jobs_lib.kafka.client import make_admin, poll_events
+from jobs_lib.errors import ConfigurationError
+from jobs_lib.kafka.members import MembersClient
 from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.ownership.source import WatchingSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from jobs_lib.kafka.members import GroupMember
     from jobs_lib.settings import Settings
 
 
@@ -41,50 +41,41 @@ class FollowSource(WatchingSource):
         super().__init__("follow")
         self._settings = settings
         self._topics_by_group = topics_by_group
-        self._some_topic = min(min(topics) for topics in topics_by_group.values())
         self._read: dict[str, frozenset[str]] = {}
         self._agreed: dict[str, frozenset[str]] = {}
         self._stable_at: dict[str, float] = {}
         self._unclear_since: dict[str, float] = {}
-        self._refusals: deque[AccessError] = deque(maxlen=1)
+        self._members = MembersClient()
+
+    def stop(self) -> None:
+        """Stop the thread, and want nothing more."""
+        self._loop.stopping.set()
+        # It does not wait for an answer any longer.
+        self._members.close()
+        super().stop()
 
     def _watch(self) -> Iterator[None]:
-        self._refusals.clear()
-        admin = make_admin(self._settings, self._refusals.append)
         while not self._loop.stopping.is_set():
-            try:
-                self._ask(admin)
-            except KafkaException:
-                poll_events(admin)
-                if self._refusals:
-                    raise self._refusals[-1] from None
-                raise
-            poll_events(admin)
+            self._ask()
             yield
             self._loop.stopping.wait(self._settings.follow_interval)
 
     def _fail(self) -> None:
         self._expire()
 
-    def _ask(self, admin: Any) -> None:
-        timeout = self._settings.session_timeout
-        # If the coordinator goes away during the request, librdkafka may abort the
-        # whole process (confluentinc/librdkafka issue 4605): check brokers first.
-        admin.list_topics(self._some_topic, timeout=timeout)
-        futures = admin.describe_consumer_groups(
-            list(self._topics_by_group), request_timeout=timeout
+    def _ask(self) -> None:
+        described = self._members.describe(
+            self._settings, self._topics_by_group, self._settings.session_timeout
         )
-        for group, future in futures.items():
-            try:
-                description = future.result()
-            except KafkaException as error:
-                refusal = find_refusal(error.args[0], self._settings, group, "DESCRIBE")
-                raise refusal or error from None
-            if description.state == ConsumerGroupState.STABLE:
-                self._note(group, description.members)
+        for group, found in described.items():
+            if isinstance(found, KafkaError):
+                refusal = find_refusal(found, self._settings, group, "DESCRIBE")
+                raise refusal or KafkaException(found)
+            if found.state == "STABLE":
+                self._note(group, found.members)
         self._expire()
 
-    def _note(self, group: str, members: list[Any]) -> None:
+    def _note(self, group: str, members: Sequence[GroupMember]) -> None:
         ours = self._find(members)
         if len(ours) > 1:
             # A killed process stays a member until its session ends.
@@ -92,26 +83,26 @@ class FollowSource(WatchingSource):
             return
         self._unclear_since.pop(group, None)
         read = frozenset(
-            f"{tp.topic}/{tp.partition}"
+            f"{topic}/{number}"
             for member in ours
-            for tp in member.assignment.topic_partitions
-            if tp.topic in self._topics_by_group[group]
+            for topic, number in member.partitions
+            if topic in self._topics_by_group[group]
         )
         self._stable_at[group] = time.monotonic()
         if self._read.get(group) == read:
             self._agreed[group] = read
         self._read[group] = read
 
-    def _find(self, members: list[Any]) -> list[Any]:
+    def _find(self, members: Sequence[GroupMember]) -> list[GroupMember]:
         pod = self._settings.pod
-        named = [m for m in members if m.group_instance_id == pod]
+        named = [m for m in members if m.instance == pod]
         ours = named or [m for m in members if m.client_id == pod]
         if len(ours) > 1:
             here = find_address(self._settings.kafka_bootstrap_servers)
             ours = [m for m in ours if m.host.lstrip("/") == here] or ours
         return ours
 
-    def _doubt(self, group: str, ours: list[Any]) -> None:
+    def _doubt(self, group: str, ours: Sequence[GroupMember]) -> None:
         since = self._unclear_since.setdefault(group, time.monotonic())
         if time.monotonic() - since > 2 * self._settings.session_timeout:
             hosts = ", ".join(sorted(m.host for m in ours))

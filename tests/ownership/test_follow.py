@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.kafka.members import GroupMember
 from jobs_lib.ownership.follow import FollowSource, find_address
 from tests.support.apps import make_app
 
@@ -17,18 +16,8 @@ def member(
     client_id: str, *partitions: int, instance: str = "", host: str = "/1.2.3.4"
 ):
     """A member, in the form in which the coordinator describes it."""
-    return SimpleNamespace(
-        client_id=client_id,
-        group_instance_id=instance or None,
-        host=host,
-        assignment=SimpleNamespace(
-            topic_partitions=[
-                SimpleNamespace(topic=topic, partition=n)
-                for n in partitions
-                for topic in ("orders", "of-another")
-            ]
-        ),
-    )
+    assigned = {(topic, n) for n in partitions for topic in ("orders", "of-another")}
+    return GroupMember(client_id, host, instance or None, frozenset(assigned))
 
 
 @pytest.fixture

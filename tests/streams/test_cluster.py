@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+KILLS = 30
 MOVING: dict[str, Any] = {"gate_refresh": 0.2, "publish_timeout": 5}
 _LONG = 120.0
 """Seconds: a node that was killed is missed after six, and what it led moves then."""
@@ -311,3 +312,42 @@ def test_a_read_model_its_offsets_and_its_done_group_survive_each_node(
     )
     counts = admin.execute("select count(*), count(distinct n) from effects").fetchone()
     assert counts == (sent, sent)
+
+
+@pytest.mark.timeout(2_400)
+def test_no_process_that_asks_for_members_dies_with_their_coordinator(
+    cluster, run_process, wait_for
+):
+    name = cluster.create()
+    servers = cluster.bootstrap_servers
+    group = Group(servers)
+    group.commit_soon(name, {0: 0})
+    askers = [
+        run_process("-m", "tests.support.asking", what, servers, name, group.name)
+        for what in ("members", "starts")
+    ]
+
+    def wait_for_more(more: int) -> None:
+        before = [one.lines.count("answered") for one in askers]
+        wait_for(
+            lambda: all(
+                one.lines.count("answered") >= count + more or not one.running
+                for one, count in zip(askers, before, strict=True)
+            ),
+            timeout=_LONG,
+            what=lambda: "\n".join(one.output[-2_000:] for one in askers),
+        )
+        for one in askers:
+            assert one.running, one.output[-2_000:]
+
+    for _ in range(KILLS):
+        wait_for_more(5)
+        coordinator = cluster.coordinator_of(group.name)
+        with cluster.down(coordinator):
+            wait_for(
+                lambda gone=coordinator: cluster.coordinator_of(group.name) is not gone,
+                timeout=_LONG,
+                what="another node coordinates",
+            )
+            wait_for_more(1)
+    group.close()
