@@ -171,8 +171,6 @@ class Gated:
 
     def _ask(self, gate: Gate) -> Answers:
         return {
-            one: self._positions.ask_committed(
-                one.group, one.topic, within=self._within
-            )
+            one: self._positions.ask_handled(one.group, one.topic, within=self._within)
             for one in gate.after
         }

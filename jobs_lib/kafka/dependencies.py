@@ -8,7 +8,7 @@ too old, or a group has committed nothing of the partition.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -49,14 +49,15 @@ class Wait:
     """The record's place in the topic of the dependency."""
     committed: int | None
     """The next offset that the group reads there; None if that is not known."""
-    state: Literal["waits", "missing", "unknown"]
+    state: Literal["waits", "missing", "unknown", "above"]
     """The group is behind; or it has committed nothing of the whole topic; or Kafka
-    does not say."""
+    does not say; or its offset lies above the end of the partition."""
 
     @property
     def behind(self) -> int:
         """How many offsets the group has to pass; from the start if it is not known."""
-        return self.place.offset + 1 - (self.committed or 0)
+        known = 0 if self.state == "above" else self.committed or 0
+        return self.place.offset + 1 - known
 
     def explain(self) -> str:
         """Say what the record waits for."""
@@ -68,10 +69,42 @@ class Wait:
                 f"the group {group!r} has committed nothing of {topic!r}: does it run, "
                 "and is this its name?"
             )
+        if self.state == "above":
+            return (
+                f"the group {group!r} has committed the offset {self.committed} of "
+                f"{topic}/{self.place.partition}, which is above its end: was the "
+                "topic made anew? It has to commit an offset that there is"
+            )
         return (
             f"the group {group!r} is at offset {self.committed or 0} of "
             f"{topic}/{self.place.partition}, and has to pass {self.place.offset}"
         )
+
+
+def check_ends(
+    committed: KnownOffsets, high: KnownOffsets, before: Mapping[int, int]
+) -> KnownOffsets:
+    """Compare the offsets of a group with the ends of its topic, which only grow.
+
+    An offset above an end that was read later says nothing: the topic was made anew. If
+    the end was read sooner, the one before counts until the end is read again.
+
+    Args:
+        committed: the offsets of the group.
+        high: the high watermarks.
+        before: what was found of earlier offsets of the same topic.
+    """
+    found: dict[int, int] = {}
+    above: dict[int, int] = {}
+    for partition, offset in committed.offsets.items():
+        end = high.offsets.get(partition)
+        if end is not None and offset <= end:
+            found[partition] = offset
+        elif end is not None and committed.read_at < high.read_at:
+            above[partition] = offset
+        elif (known := before.get(partition)) is not None:
+            found[partition] = min(known, offset)
+    return replace(committed, offsets=found, above=above)
 
 
 def find_end(after: Iterable[Dependency], answers: Answers, partition: int) -> int:
@@ -95,7 +128,9 @@ def find_wait(
     """Find what a record lacks of one group; None if the group has handled it."""
     if answer is None:
         return Wait(dependency, place, None, "unknown")
-    if not answer.offsets:
+    if (above := answer.above.get(place.partition)) is not None:
+        return Wait(dependency, place, above, "above")
+    if not answer.offsets and not answer.above:
         return Wait(dependency, place, None, "missing")
     committed = answer.offsets.get(place.partition)
     if committed is not None and place.offset < committed:

@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from confluent_kafka import (
@@ -39,12 +39,14 @@ from confluent_kafka import (
 
 from jobs_lib import telemetry
 from jobs_lib.errors import AccessError, ConfigurationError, JobsError
-from jobs_lib.kafka.client import make_admin, make_consumer, poll_events
+from jobs_lib.kafka.client import as_uuid, make_admin, make_consumer, poll_events
+from jobs_lib.kafka.dependencies import check_ends
 from jobs_lib.kafka.refusal import SILENT, SOON, explain, no_answer
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from uuid import UUID
 
     from confluent_kafka.admin import AdminClient
 
@@ -107,6 +109,9 @@ class KnownOffsets:
     offset there, or the partition has no leader."""
     read_at: float
     """By ``time.monotonic()``, before Kafka was asked."""
+    above: Mapping[int, int] = field(default_factory=dict)
+    """Offsets of a group that lie above the ends of their partitions, if they were
+    compared; these are not in ``offsets``."""
 
     @property
     def age(self) -> float:
@@ -151,6 +156,9 @@ class Positions:
         self._next_at = 0.0
         """When the next round may begin."""
         self._answers: dict[_Question, KnownOffsets] = {}
+        self._checked: dict[_Question, _Checked] = {}
+        self._ids: dict[str, UUID] = {}
+        """Those of topics: one that is made anew has another one."""
         self._answered: list[Callable[[], object]] = []
         self._telling = threading.Lock()
         """Answers are told one after another, so that the last one counts."""
@@ -252,6 +260,49 @@ class Positions:
             raise ConfigurationError("name the group whose offsets you ask for, not ''")
         return self._ask(_Question("committed", topic, group), within)
 
+    def ask_handled(
+        self, group: str, topic: str, *, within: float = WITHIN
+    ) -> KnownOffsets | None:
+        """The offsets that a group has committed, as far as the topic has them.
+
+        An offset above the end of its partition says nothing: the topic was made anew,
+        or has lost records. It is left out, and given apart.
+
+        Args:
+            group: any group, by its name in Kafka.
+            topic: by its name in Kafka.
+            within: seconds, the age of the answer at most.
+
+        Raises:
+            ConfigurationError: no group or topic can have this name.
+        """
+        committed = self.ask_committed(group, topic, within=within)
+        # The end of a topic only grows, as long as it is the same topic.
+        high = self.ask_high(topic, within=math.inf)
+        if committed is None or high is None:
+            return None
+        handled = self._check(_Question("committed", topic, group), committed, high)
+        if committed.offsets and not (handled.offsets or handled.above):
+            # The ends of none of its partitions are known.
+            return None
+        return handled
+
+    def _check(
+        self, question: _Question, committed: KnownOffsets, high: KnownOffsets
+    ) -> KnownOffsets:
+        """Compare a group's offsets with the ends once, however many ask."""
+        with self._lock:
+            known = self._checked.get(question)
+            before: Mapping[int, int] = {}
+            if known is not None:
+                # Equal ones may be long.
+                if known.committed is committed and known.high is high:
+                    return known.handled
+                before = known.handled.offsets
+            handled = check_ends(committed, high, before)
+            self._checked[question] = _Checked(committed, high, handled)
+            return handled
+
     def _ask(self, question: _Question, within: float) -> KnownOffsets | None:
         if not _TOPIC.fullmatch(question.topic):
             raise ConfigurationError(
@@ -285,6 +336,7 @@ class Positions:
         """Ask Kafka; a topic or group of which nothing is said keeps no others back."""
         self._kafka.close_idle()
         found, failures = self._kafka.find_partitions({one.topic for one in asked})
+        self._forget_others(self._kafka.ids)
         requests = self._gather(asked, found)
         has_answer, at_most = False, _QUICK_SECONDS
         for request in self._leave(requests):
@@ -312,7 +364,8 @@ class Positions:
     ) -> dict[_Request, _Partitions]:
         """Put questions together to requests; leave out topics that are gone."""
         requests: dict[_Request, _Partitions] = {}
-        for one in asked:
+        # The ends come last: no end that is known is older than a group's offset then.
+        for one in sorted(asked, key=lambda one: not one.group):
             if one.topic in found:
                 of_request = requests.setdefault(_Request(one.kind, one.group), {})
                 of_request[one.topic] = found[one.topic]
@@ -321,6 +374,17 @@ class Positions:
                 with self._lock:
                     self._answers.pop(one, None)
         return requests
+
+    def _forget_others(self, ids: Mapping[str, UUID]) -> None:
+        """Forget what was said of topics that were made anew."""
+        anew = {topic for topic, id_ in ids.items() if self._ids.get(topic) != id_}
+        if not anew:
+            return
+        self._ids |= ids
+        with self._lock:
+            for known in (self._answers, self._checked):
+                for one in [one for one in known if one.topic in anew]:
+                    del known[one]
 
     def _leave(
         self, requests: Mapping[_Request, _Partitions], *, is_silent: bool = False
@@ -393,6 +457,14 @@ class Positions:
                 answered()
 
 
+class _Checked(NamedTuple):
+    """A group's offsets, the ends that they were compared with, and what was found."""
+
+    committed: KnownOffsets
+    high: KnownOffsets
+    handled: KnownOffsets
+
+
 class _Clients:
     """The clients of one thread."""
 
@@ -404,6 +476,8 @@ class _Clients:
         self._consumers: dict[tuple[str, bool], Consumer] = {}
         """By group, and whether it sees what is not committed yet."""
         self._used_at: dict[tuple[str, bool], float] = {}
+        self.ids: dict[str, UUID] = {}
+        """Those of the topics that were found last; none from an old broker."""
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._denied: dict[str, tuple[float, AccessError]] = {}
         """Groups that may not be asked for: when to ask again, and the reason."""
@@ -442,9 +516,10 @@ class _Clients:
         )
         found: _Partitions = {}
         failures: list[Exception] = []
+        self.ids = {}
         for topic, future in futures.items():
             try:
-                partitions = future.result().partitions
+                described = future.result()
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 if error.code() in SILENT:
@@ -456,7 +531,11 @@ class _Clients:
                 if error.code() not in _MISSING:
                     failures.append(self._explain(error, topic))
                 continue
-            found[topic] = {one.id: one.leader is not None for one in partitions}
+            found[topic] = {
+                one.id: one.leader is not None for one in described.partitions
+            }
+            if (id_ := as_uuid(described.topic_id)) is not None:
+                self.ids[topic] = id_
         return found, failures
 
     def count_silent(self, request: _Request) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jobs_lib.consuming.gate import read_derived_from
 from jobs_lib.errors import JobsError, RecordError
-from jobs_lib.kafka.dependencies import Dependency, Place, find_wait
+from jobs_lib.kafka.dependencies import Dependency, Place, check_ends, find_wait
 from jobs_lib.kafka.places import find_committed_ends, find_places, read_committed
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.kafka.reader import PartsReader, Span
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.settings import Settings
 
-State = Literal["open", "waits", "missing", "empty", "unknown"]
+State = Literal["open", "waits", "missing", "empty", "unknown", "above"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class GatePart:
     state: State
     """``open``: the next record may be handled. ``waits``: the group is behind it.
     ``missing``: the group has committed nothing of its topic. ``empty``: there is no
-    next record. ``unknown``: the next record does not say of which one it was made."""
+    next record. ``unknown``: the next record does not say of which one it was made.
+    ``above``: the committed offset is above the end of its partition."""
 
 
 def list_gates(app: App) -> list[GatePart]:
@@ -116,7 +117,7 @@ def _list_parts(
                 offset=offset,
                 after_topic=one.topic,
                 after=one.group,
-                committed=answer.offsets.get(place.partition if place else number),
+                committed=_find_committed(answer, place.partition if place else number),
                 needs=None if is_last or place is None else place.offset + 1,
                 state=_find_state(one, answer, place, is_last=is_last),
             )
@@ -125,18 +126,28 @@ def _list_parts(
 def _find_state(
     one: Dependency, answer: KnownOffsets, place: Place | None, *, is_last: bool
 ) -> State:
-    if not answer.offsets:
+    if not answer.offsets and not answer.above:
         return "missing"
+    if place is not None and place.partition in answer.above:
+        return "above"
     if is_last:
         return "empty"
     if place is None:
         return "unknown"
-    return "waits" if find_wait(one, answer, place) else "open"
+    wait = find_wait(one, answer, place)
+    return "open" if wait is None else wait.state
+
+
+def _find_committed(answer: KnownOffsets, partition: int) -> int | None:
+    return answer.offsets.get(partition, answer.above.get(partition))
 
 
 def _ask(settings: Settings, one: Dependency) -> KnownOffsets:
     offsets = read_committed(settings, one.group, one.topic)
-    return KnownOffsets(len(offsets), offsets, time.monotonic())
+    committed = KnownOffsets(len(offsets), offsets, time.monotonic())
+    ends = find_places(settings, one.topic, "end")
+    high = KnownOffsets(len(ends), ends, time.monotonic())
+    return check_ends(committed, high, {})
 
 
 def _read_stored(

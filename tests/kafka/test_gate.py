@@ -12,6 +12,8 @@ import pytest
 
 from jobs_lib import ConfigurationError, Exact
 from jobs_lib.consuming import gated as module
+from jobs_lib.kafka.positions import KnownOffsets
+from jobs_lib.operating.gates import list_gates
 from jobs_lib.service.service import Service
 from tests.support.apps import heard, running
 from tests.support.groups import Group
@@ -230,7 +232,7 @@ def test_a_group_that_is_set_back_holds_the_consumer_again(
     app = make(gate_refresh=REFRESH)
     declare(app, name, seen, [(name, other.name)])
     produce(bootstrap_servers, name, [("k", n) for n in range(3)])
-    other.commit(name, 100)
+    other.commit(name, 3)
     with running(app, "consumers") as service:
         wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="all are in")
         other.commit(name, 0)
@@ -250,6 +252,35 @@ def test_a_group_that_is_set_back_holds_the_consumer_again(
         wait_for(lambda: read_seen() == [0, 1, 2, 3], timeout=30, what="it goes on")
 
 
+@pytest.mark.guarantee("K3", "K20")
+def test_an_offset_above_the_end_opens_nothing_and_is_named(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, short, wait_for
+):
+    name, other = topic(1), group()
+    # As of a topic that was made anew.
+    other.commit(name, 1_000)
+    app = make(gate_refresh=REFRESH)
+    declare(app, name, seen, [(name, other.name)])
+    with heard("gate.closed") as told, running(app, "consumers") as service:
+        # Before that the reason is that Kafka says nothing.
+        asked: Any = service._dependencies
+        wait_for(
+            lambda: asked.ask_handled(other.name, name, within=PATIENCE),
+            timeout=PATIENCE,
+            what="Kafka has answered",
+        )
+        produce(bootstrap_servers, name, [("k", n) for n in range(3)])
+        wait_for(lambda: told, timeout=30, what="it is told")
+        ((_, fields),) = told
+        assert fields["after"] == other.name
+        assert f"the offset 1000 of {name}/0, which is above its" in fields["reason"]
+        assert [one.state for one in list_gates(app)] == ["above"]
+        assert list_gates(app)[0].committed == 1_000
+        assert read_seen() == []
+        other.commit(name, 2)
+        wait_for(lambda: read_seen() == [0, 1], timeout=30, what="two are in")
+
+
 @pytest.mark.guarantee("K13", "K15", "K9")
 def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
     make, admin, bootstrap_servers, topic, group, seen, read_seen, short, wait_for
@@ -259,7 +290,7 @@ def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
     own = declare(app, name, seen, [(name, other.name)])
     keys = [key_of(partition, 2) for partition in range(2)]
     produce(bootstrap_servers, name, [(keys[0], n) for n in range(9)])
-    other.commit(name, 4, 1_000)
+    other.commit(name, 4, 0)
     with running(app, "consumers") as service:
         wait_for(
             lambda: is_held(service, at=4) and is_let_go(service),
@@ -267,6 +298,7 @@ def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
             what="its records are let go",
         )
         produce(bootstrap_servers, name, [(keys[1], n) for n in range(50)])
+        other.commit(name, 4, 50)
         wait_for(
             lambda: read_committed(bootstrap_servers, own, name) == {0: 4, 1: 50},
             timeout=30,
@@ -287,7 +319,7 @@ def test_a_partition_that_waits_lets_its_records_go_and_others_flow(
         )
         assert committed == {0: 4, 1: 50}
         assert read_seen(0) == [*range(4)]
-        other.commit(name, 9, 1_000)
+        other.commit(name, 9, 50)
         wait_for(lambda: read_seen(0) == [*range(9)], timeout=30, what="it goes on")
         wait_for(
             lambda: read_committed(bootstrap_servers, own, name) == {0: 9, 1: 50},
@@ -391,12 +423,15 @@ def test_the_first_record_of_a_new_partition_needs_no_question(
         declare(app, name, seen, [(name, other.name)])
     with running(apps[0], "consumers") as stays:
         asked: Any = stays._dependencies
+        # The group has passed records that are there only later, when nobody asks.
+        ends = KnownOffsets(2, {0: 10, 1: 10}, time.monotonic())
+        asked.ask_high = lambda topic, *, within: ends
         rounds: list[str] = []
         read = asked._kafka.read
 
-        def count(kind: Any, group: str, topics: Any) -> Any:
+        def count(kind: Any, group: str, *more: Any) -> Any:
             rounds.append(group)
-            return read(kind, group, topics)
+            return read(kind, group, *more)
 
         with running(apps[1], "consumers") as leaves:
             both = (stays, leaves)
@@ -470,6 +505,7 @@ def test_a_derived_record_waits_for_groups_on_the_common_topic(
     first, derived, other = topic(1), topic(1), group()
     app = make(gate_refresh=REFRESH)
     declare(app, derived, seen, [(first, other.name)])
+    produce(bootstrap_servers, first, [("k", n) for n in range(42)])
     other.commit(first, 41)
     other.commit(derived, 1_000)
     with running(app, "consumers") as service:
@@ -493,6 +529,7 @@ def test_a_record_that_names_no_place_stops_its_partition_or_is_skipped(
         group=f"{derived}-skips",
         on_error="skip",
     )
+    produce(bootstrap_servers, first, [("k", n) for n in range(10)])
     other.commit(first, 10)
     derive(bootstrap_servers, derived, f"{first}/0/1", None, f"{first}/0/1")
     with heard("record.failed") as failed, running(app, "consumers"):

@@ -154,6 +154,8 @@ def test_a_derived_record_shows_its_place_in_the_common_topic(
             [(key_of(partition, 2), 1)],
             headers={"ce_derivedfrom": header},
         )
+    keys = [key_of(partition, 2) for partition in range(2)]
+    produce(bootstrap_servers, first, [(key, n) for key in keys for n in range(8)])
     other.commit(first, 1, 7)
     assert shorten(app) == [
         (0, 0, other.name, 7, 8, "waits"),

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("patient_gates")
 REFRESH = 0.05
 MANY = 10_000
+RECORDS = [("k", n) for n in range(100)]
+"""Those of which jobs say that they come from them."""
 
 
 @pytest.fixture
@@ -110,11 +112,12 @@ def test_a_closed_gate_holds_a_job_and_its_group_and_nothing_else(
 
 @pytest.mark.guarantee("K11", "K20")
 def test_it_is_told_for_whom_a_job_waits_and_how_far_that_is(
-    make, admin, connect, topic, group, ran, wait_for, monkeypatch
+    make, admin, connect, topic, group, bootstrap_servers, ran, wait_for, monkeypatch
 ):
     monkeypatch.setattr(module, "_TELL_SECONDS", 0.2)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     name, ahead, other = topic(1), group(), group()
+    produce(bootstrap_servers, name, RECORDS)
     app = make(gate_refresh=REFRESH, heartbeat_interval=0.1)
 
     @app.job(group="key", after=[(name, ahead.name), (name, other.name)])
@@ -181,9 +184,10 @@ def test_it_is_told_for_whom_a_job_waits_and_how_far_that_is(
 
 @pytest.mark.guarantee("K12")
 def test_a_group_that_is_set_back_holds_what_has_not_started(
-    make, admin, connect, topic, group, ran, gate, wait_for
+    make, admin, connect, topic, group, bootstrap_servers, ran, gate, wait_for
 ):
     name, other = topic(1), group()
+    produce(bootstrap_servers, name, RECORDS)
     app = make(gate_refresh=REFRESH, workers=1)
 
     @app.job(after=[(name, other.name)])
@@ -223,6 +227,34 @@ def test_a_group_that_is_set_back_holds_what_has_not_started(
         wait_for(lambda: sorted(ran) == [0, 1, 2], timeout=30, what="all have run")
 
 
+@pytest.mark.guarantee("K3", "K20")
+def test_a_job_waits_for_a_group_whose_offset_is_above_the_end_and_says_so(
+    make, admin, connect, topic, group, bootstrap_servers, ran, wait_for
+):
+    name, other = topic(1), group()
+    app = make(gate_refresh=REFRESH, heartbeat_interval=0.1)
+
+    @app.job(after=[(name, other.name)])
+    def work(job) -> None:
+        ran.append(1)
+
+    produce(bootstrap_servers, name, RECORDS)
+    other.commit_soon(name, {0: 1_000})
+    with connect() as connection, Records(admin, name).handling(5):
+        job_id = work.enqueue(connection)
+    told = f"the offset 1000 of {name}/0, which is above its end"
+    with running(app, "executor") as service:
+        wait_for(lambda: find_waiting(service), timeout=30, what="it waits")
+        wait_for(
+            lambda: any(told in one.text for one in find_reasons(app, job_id)),
+            timeout=30,
+            what=lambda: f"it says so: {find_reasons(app, job_id)}",
+        )
+        assert ran == []
+        other.commit_soon(name, {0: 6})
+        wait_for(lambda: ran == [1], timeout=30, what="it has run")
+
+
 @pytest.mark.guarantee("K18")
 @pytest.mark.expects("loop.failed")
 def test_nothing_starts_on_answers_from_before_the_broker_went(
@@ -231,6 +263,7 @@ def test_nothing_starts_on_answers_from_before_the_broker_went(
     # Here answers become too old.
     monkeypatch.setattr(module, "REFRESHES", 3)
     name, other = own_broker.create(), Group(own_broker.bootstrap_servers)
+    produce(own_broker.bootstrap_servers, name, RECORDS)
     app = make_app(
         database_url,
         gate_refresh=REFRESH,
@@ -285,6 +318,7 @@ def test_a_job_that_waits_survives_its_executor_and_waits_at_the_next(
     start_process, wait_for,
 ):  # fmt: skip
     name, other = topic(1), group()
+    produce(bootstrap_servers, name, RECORDS)
     worker = start_process(
         *("gated_jobs", database_url),
         topic=name,
@@ -357,9 +391,10 @@ def test_a_job_that_supersedes_others_waits_for_its_own_record(
 
 
 def test_a_job_without_such_a_record_is_refused_or_put_off(
-    make, admin, connect, topic, group, ran, wait_for
+    make, admin, connect, topic, group, bootstrap_servers, ran, wait_for
 ):
     name, elsewhere, other = topic(1), topic(1), group()
+    produce(bootstrap_servers, name, RECORDS)
     app = make(gate_refresh=REFRESH)
     other.commit_soon(name, {0: 100})
 
@@ -426,9 +461,10 @@ def test_a_job_that_would_wait_for_itself_by_others_is_refused_by_the_enqueue(
 
 
 def test_a_discarded_job_that_is_retried_waits_for_its_own_record(
-    make, admin, connect, topic, group, ran, wait_for
+    make, admin, connect, topic, group, bootstrap_servers, ran, wait_for
 ):
     name, other = topic(1), group()
+    produce(bootstrap_servers, name, RECORDS)
     app = make(gate_refresh=REFRESH)
 
     @app.job(retry=1, after=[(name, other.name)])
@@ -468,9 +504,10 @@ def test_a_discarded_job_that_is_retried_waits_for_its_own_record(
 
 
 def test_ten_thousand_jobs_that_wait_cost_the_others_nothing(
-    make, admin, connect, topic, group, wait_for, monkeypatch
+    make, admin, connect, topic, group, bootstrap_servers, wait_for, monkeypatch
 ):
     name, other = topic(1), group()
+    produce(bootstrap_servers, name, [("k", n) for n in range(MANY)])
     app = make(gate_refresh=0.5, workers=4)
     done: list[str] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -43,6 +44,7 @@ def make(bootstrap_servers, monkeypatch) -> Iterator[Callable[..., Positions]]:
     made: list[Positions] = []
     # A busy machine does not make a broker silent.
     monkeypatch.setattr(module, "_QUICK_SECONDS", 30.0)
+    monkeypatch.setattr(module, "_NEXT_SECONDS", 30.0)
 
     def make(servers: str = bootstrap_servers, **options: Any) -> Positions:
         options = {"interval": 0.05, "timeout": 30.0, **options}
@@ -213,11 +215,11 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
     waits: list[float] = []
     gate = threading.Event()
     kafka = positions._kafka
-    read, find = kafka.read, kafka.find_partitions
+    find = kafka.find_partitions
 
-    def count_read(kind, group, topics, at_most=None):
+    def count_read(read, kind, group, topics, *more):
         requests.append((kind, group, sum(map(len, topics.values()))))
-        return read(kind, group, topics, at_most)
+        return read(kind, group, topics, *more)
 
     def count_find(topics):
         rounds.append(time.monotonic())
@@ -236,8 +238,8 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
             asked += [positions.ask_committed(group, name) for name in names]
         return None not in asked
 
-    monkeypatch.setattr(kafka, "read", count_read)
-    monkeypatch.setattr(positions._patient, "read", count_read)
+    for clients in (kafka, positions._patient):
+        monkeypatch.setattr(clients, "read", partial(count_read, clients.read))
     monkeypatch.setattr(kafka, "find_partitions", count_find)
     monkeypatch.setattr(positions._loop.stopping, "wait", wait)
     assert not ask_all()
@@ -373,19 +375,19 @@ def test_an_error_of_one_partition_leaves_it_out():
 @pytest.mark.expects("loop.failed")
 def test_what_is_refused_keeps_no_others_back(make, topic, monkeypatch, get, wait_for):
     name, positions = topic(1), make()
-    read, find = positions._kafka.read, positions._kafka.find_partitions
+    find = positions._kafka.find_partitions
 
     def hide(topics):
         found, failures = find(topics - {"hidden"})
         return found, [*failures, AccessError("hidden")]
 
-    def refuse(kind, group, topics, at_most=None):
+    def refuse(read, kind, group, *more):
         if group == "a-secret":
             raise AccessError("no")
-        return read(kind, group, topics, at_most)
+        return read(kind, group, *more)
 
     for clients in (positions._kafka, positions._patient):
-        monkeypatch.setattr(clients, "read", refuse)
+        monkeypatch.setattr(clients, "read", partial(refuse, clients.read))
     monkeypatch.setattr(positions._kafka, "find_partitions", hide)
     positions.ask_ends("hidden")
     positions.ask_committed("a-secret", name)
@@ -403,7 +405,7 @@ def test_what_is_refused_keeps_no_others_back(make, topic, monkeypatch, get, wai
                 == {"AccessError: no", "AccessError: hidden"}
             ),
             timeout=60,
-            what="both are told",
+            what=lambda: f"both are told: {failed}",
         )
 
 

@@ -20,7 +20,13 @@ from jobs_lib.consuming.progress import Ahead, Progress
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.errors import RecordError
 from jobs_lib.jobs.waiting import Source, find_fault
-from jobs_lib.kafka.dependencies import Dependency, Place, find_end, find_wait
+from jobs_lib.kafka.dependencies import (
+    Dependency,
+    Place,
+    check_ends,
+    find_end,
+    find_wait,
+)
 from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.service.metrics import describe_consumers
 from jobs_lib.settings import load_settings
@@ -110,6 +116,38 @@ def test_what_is_not_known_is_closed(answer, state, says):
     assert find_wait(B, know(1), Place(0, 0)) is None
 
 
+def at(read_at: float, **offsets: int) -> KnownOffsets:
+    """Offsets of the partitions 0, 1, 2 that were read at this time."""
+    found = {"abc".index(name): offset for name, offset in offsets.items()}
+    return KnownOffsets(3, found, read_at)
+
+
+@pytest.mark.guarantee("K3")
+def test_an_offset_above_the_end_of_its_partition_closes_and_is_named():
+    # Of the last one no end is known.
+    found = check_ends(at(1, a=1_000, b=4, c=5), at(2, a=3, b=4), {2: 4})
+    assert (found.offsets, found.above) == ({1: 4, 2: 4}, {0: 1_000})
+    gate = Gate("t", (B,))
+    assert gate.count_open([make_message(0)], {B: found}) == 0
+    wait = gate.find_wait({"t": Place(0, 0)}, {B: found})
+    assert wait is not None
+    assert (wait.state, wait.behind) == ("above", 1)
+    assert "offset 1000 of t/0, which is above its end" in wait.explain()
+    assert gate.find_wait({"t": Place(1, 3)}, {B: found}) is None
+    # It goes on being closed before the end is read again.
+    again = check_ends(at(3, a=1_000), at(2, a=3), found.offsets)
+    assert (again.offsets, again.above) == ({}, {})
+
+
+def test_an_offset_that_is_younger_than_the_end_waits_until_that_is_read():
+    first = check_ends(at(1, a=5), at(2, a=5), {})
+    then = check_ends(at(3, a=7), at(2, a=5), first.offsets)
+    assert (then.offsets, then.above) == ({0: 5}, {})
+    assert check_ends(at(3, a=7), at(4, a=8), then.offsets).offsets == {0: 7}
+    # One that was set back counts at once.
+    assert check_ends(at(3, a=2), at(2, a=5), first.offsets).offsets == {0: 2}
+
+
 def test_a_partition_that_the_other_topic_does_not_have_is_closed():
     assert find_end((B,), {B: know(9)}, 1) == 0
 
@@ -164,7 +202,7 @@ class Answering:
         self.within: list[float] = []
         self.listen = Mock()
 
-    def ask_committed(
+    def ask_handled(
         self, group: str, topic: str, *, within: float
     ) -> KnownOffsets | None:
         self.within.append(within)

@@ -126,7 +126,7 @@ class Asked:
         for call in self.listen.call_args_list:
             call.args[0]()
 
-    def ask_committed(
+    def ask_handled(
         self, group: str, topic: str, *, within: float
     ) -> KnownOffsets | None:
         """Return the last answer, unless it is too old."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -27,6 +28,10 @@ class Coordinators:
         self.down: set[str] = set()
         self.takes = 0.0
         """Seconds for each answer."""
+        self.committed = 10
+        """What each group has committed of the only partition."""
+        self.end: int | None = 10
+        """The end of the partition; None while nobody says it."""
         self.timeouts: list[float] = []
         """How long those that are down were waited for, each time."""
         self.clients: list[str] = []
@@ -40,12 +45,27 @@ class Coordinators:
         def committed(places: list[Any], timeout: float) -> list[Any]:
             if group not in self.down and self.takes <= timeout:
                 self._clock.now += self.takes
-                return [Mock(topic="t", partition=0, offset=10, error=None)]
+                return [say(self.committed)]
             self.timeouts.append(timeout)
             self._clock.now += timeout
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
-        return Mock(committed=committed, poll=Mock(return_value=None))
+        def offsets_for_times(places: list[Any], timeout: float) -> list[Any]:
+            if self.end is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            self._clock.now += self.takes
+            return [say(self.end)]
+
+        return Mock(
+            committed=committed,
+            offsets_for_times=offsets_for_times,
+            poll=Mock(return_value=None),
+        )
+
+
+def say(offset: int) -> Mock:
+    """An offset of the partition, as a client gives it."""
+    return Mock(topic="t", partition=0, offset=offset, error=None)
 
 
 @pytest.fixture
@@ -192,6 +212,45 @@ def test_a_round_without_any_answer_is_told_and_fails(positions, coordinators):
         positions._answer_apart()
     ((_, fields),) = failed
     assert fields["error"].startswith("UnavailableError: ")
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("K3")
+def test_the_offset_of_a_topic_that_was_made_anew_counts_no_more(
+    positions, coordinators
+):
+    told: list[Any] = []
+    coordinators.takes = 0.1
+
+    def ask_handled() -> Any:
+        found = positions.ask_handled("a", "t")
+        return found and (dict(found.offsets), dict(found.above))
+
+    positions.listen(lambda: told.append(ask_handled()))
+    positions._kafka.ids = {"t": UUID(int=1)}
+    assert ask_handled() is None
+    answer(positions)
+    # Nothing is known before the end is.
+    assert told == [None, ({0: 10}, {})]
+    coordinators.committed = coordinators.end = 12
+    answer(positions)
+    assert told[2:] == [({0: 10}, {}), ({0: 12}, {})]
+    # Whoever is not told an end has known a higher one.
+    coordinators.committed, coordinators.end = 11, None
+    answer(positions)
+    positions._answer_apart()
+    assert told[-1] == ({0: 11}, {})
+    positions._kafka.ids = {"t": UUID(int=2)}
+    answer(positions)
+    assert told[-1] is None
+    coordinators.end = 3
+    positions._answer_apart()
+    assert told[-1] == ({}, {0: 11})
+    answer(positions)
+    assert ({0: 11}, {}) not in told[-2:]
+    coordinators.committed = 2
+    answer(positions)
+    assert told[-1] == ({0: 2}, {})
 
 
 @pytest.mark.guarantee("K7")

@@ -118,7 +118,7 @@ class JobGate:
         self._asked_at = time.monotonic()
         within = REFRESHES * self._refresh
         return {
-            one: self._positions.ask_committed(one.group, one.topic, within=within)
+            one: self._positions.ask_handled(one.group, one.topic, within=within)
             for one in self.after
         }
 
