@@ -14,7 +14,7 @@ import uuid
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,7 +28,7 @@ from benchmarks.tenants import measure_tenants
 from jobs_lib import telemetry
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.devstack.kafka import FAST_JVM
-from jobs_lib.kafka import positions
+from jobs_lib.kafka import client
 from jobs_lib.kafka.client import create_topic, make_admin
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def measure_release(
 
 
 def measure_requests(server: Server, broker: KafkaBroker) -> dict[str, float | None]:
-    """Count the questions of a closed gate, with one partition and with many."""
+    """Count the requests of a closed gate, with one partition and with many."""
     found: dict[str, float | None] = {}
     for partitions in (1, 1_000):
         with staged(Stage(server, broker, partitions)) as stage, counted() as count:
@@ -218,26 +218,26 @@ def hold(stage: Stage) -> Event:
 
 @contextmanager
 def counted() -> Iterator[Callable[[], int]]:
-    """Count the questions to Kafka about offsets and partitions of this process."""
-    count = 0
-    clients: Any = positions._Clients
-    kept = {name: getattr(clients, name) for name in ("read", "find_partitions")}
+    """Count the requests that clients send which ask for offsets and partitions."""
+    totals: dict[str, int] = {}
+    make: Any = client._make
 
-    def wrap(ask: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*args: Any) -> Any:
-            nonlocal count
-            count += 1
-            return ask(*args)
+    def note(statistics: str) -> None:
+        told = json.loads(statistics)
+        sent = [sum(one["req"].values()) for one in told["brokers"].values()]
+        totals[told["name"]] = sum(sent)
 
-        return asked
+    def make_counted(kind: Any, configuration: Mapping[str, Any], *more: Any) -> Any:
+        asks = current_thread().name.startswith("jobs_lib positions")
+        counts = {"statistics.interval.ms": 500, "stats_cb": note} if asks else {}
+        return make(kind, {**configuration, **counts}, *more)
 
-    for name, ask in kept.items():
-        setattr(clients, name, wrap(ask))
+    replaced: Any = client
+    replaced._make = make_counted
     try:
-        yield lambda: count
+        yield lambda: sum(totals.values())
     finally:
-        for name, ask in kept.items():
-            setattr(clients, name, ask)
+        replaced._make = make
 
 
 def measure_memory(

@@ -64,20 +64,25 @@ def measure_publish(
     stream = app.stream(TOPIC, value=Tenant)
     apply_topics(app)
     rates: dict[str, list[float]] = {"ours": [], "bare": []}
-    waits: list[float] = []
+    waits: dict[str, list[float]] = {"ours": [], "bare": []}
     with bare(Producer(configure_publisher(settings, "all", 10.0))) as publish:
         for turn in range(rounds + 1):
-            found, seconds = measure(lambda one: stream.publish(one.id, one))
-            beside, _ = measure(publish)
+            by_name = {
+                "ours": measure(lambda one: stream.publish(one.id, one)),
+                "bare": measure(publish),
+            }
             if turn:  # the first one warms both
-                rates["ours"].append(found)
-                rates["bare"].append(beside)
-                waits += seconds
+                for name, (found, seconds) in by_name.items():
+                    rates[name].append(found)
+                    waits[name] += seconds
     app.close()
     ours, theirs = (median(rates[name]) for name in ("ours", "bare"))
+    p50, bare_p50 = (percentile(waits[name], 0.5) for name in ("ours", "bare"))
     return {
         "publish_vs_bare": round(ratio(ours, theirs) or 0.0, 3),
-        "publish_p50_ms": round(1000 * (percentile(waits, 0.5) or 0.0), 2),
+        "publish_p50_ms": round(1000 * (p50 or 0.0), 2),
+        "bare_p50_ms": round(1000 * (bare_p50 or 0.0), 2),
+        "publish_p50_vs_bare": round(ratio(p50, bare_p50) or 0.0, 3),
         "published_s": round(ours or 0.0),
         "publish_callers": CALLERS,
     }
