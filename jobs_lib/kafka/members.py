@@ -1,9 +1,9 @@
 """Who the members of consumer groups are, and what this client may do with a group.
 
-A process of its own asks the groups' coordinators. Where a coordinator dies while it is
-asked, librdkafka aborts the whole process (confluentinc/librdkafka issue 4605), and no
-other question gives the members of all kinds of groups. Then the process is started
-again, and nothing else ends.
+A process of its own asks the groups' coordinators; it deletes groups, too. Where a
+coordinator dies while it is asked, librdkafka aborts the whole process
+(confluentinc/librdkafka issue 4605), and no other question gives the members of all
+kinds of groups. Then the process is started again, and nothing else ends.
 """
 
 from __future__ import annotations
@@ -107,10 +107,28 @@ class MembersClient:
             ConfigurationError: a setting would be unsafe.
             UnavailableError: the process that asks has died each time.
         """
+        return self._put(settings, groups, timeout, rights=rights)
+
+    def delete(
+        self, settings: Settings, groups: Collection[str], timeout: float
+    ) -> Mapping[str, Group | KafkaError]:
+        """Delete groups without members; takes, returns and raises the same."""
+        return self._put(settings, groups, timeout, deletes=True)
+
+    def _put(
+        self,
+        settings: Settings,
+        groups: Collection[str],
+        timeout: float,
+        *,
+        rights: bool = False,
+        deletes: bool = False,
+    ) -> Mapping[str, Group | KafkaError]:
         question = {
             "configuration": configure(settings),
             "groups": sorted(groups),
             "rights": rights,
+            "deletes": deletes,
         }
         with self._lock:
             answer = self._ask(settings, question, timeout)
@@ -213,6 +231,13 @@ def describe_groups(
 ) -> Mapping[str, Group | KafkaError]:
     """Describe groups now and then: see :meth:`MembersClient.describe`."""
     return _shared.describe(settings, groups, timeout, rights=rights)
+
+
+def delete_groups(
+    settings: Settings, groups: Collection[str], timeout: float
+) -> Mapping[str, Group | KafkaError]:
+    """Delete groups without members: see :meth:`MembersClient.delete`."""
+    return _shared.delete(settings, groups, timeout)
 
 
 def _read(answer: dict[str, Any]) -> Group | KafkaError:

@@ -1,4 +1,4 @@
-"""The process that asks for the members of consumer groups, a question on each line.
+"""The process that asks the coordinators of consumer groups, a question on each line.
 
 It runs as a script, and imports nothing of the library, so that it starts quickly. It
 may die at any question: see :mod:`jobs_lib.kafka.members`, which starts it.
@@ -38,11 +38,15 @@ class Asker:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer one question; an error of a group is an answer, too."""
         admin = self._get(question["configuration"])
-        futures = admin.describe_consumer_groups(
-            question["groups"],
-            include_authorized_operations=question["rights"],
-            request_timeout=question["timeout"],
-        )
+        names, timeout = question["groups"], question["timeout"]
+        if question["deletes"]:
+            futures = admin.delete_consumer_groups(names, request_timeout=timeout)
+        else:
+            futures = admin.describe_consumer_groups(
+                names,
+                include_authorized_operations=question["rights"],
+                request_timeout=timeout,
+            )
         groups = {group: _describe(future) for group, future in futures.items()}
         for _ in range(_MOST_EVENTS):
             if not admin.poll(0):
@@ -81,6 +85,9 @@ def _describe(future: Any) -> dict[str, Any]:
     except KafkaException as failure:
         error = failure.args[0]
         return {"error": [error.code(), error.str()]}
+    if found is None:
+        # It was deleted.
+        return {"state": "DEAD", "members": [], "rights": []}
     members = [
         {
             "client_id": one.client_id,

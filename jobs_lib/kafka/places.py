@@ -18,7 +18,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from jobs_lib.errors import OffsetError, OperatingError, UnavailableError
+from jobs_lib.errors import (
+    AccessError,
+    OffsetError,
+    OperatingError,
+    UnavailableError,
+)
 from jobs_lib.kafka.client import (
     NO_ANSWER,
     list_partitions,
@@ -26,6 +31,7 @@ from jobs_lib.kafka.client import (
     make_consumer,
     read_topics,
 )
+from jobs_lib.kafka.members import delete_groups
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.kafka.refusal import SOON, explain_failed, missing_topics
 from jobs_lib.partitioner import split_origin
@@ -363,14 +369,8 @@ def read_policy(settings: Settings, topic: str) -> str:
 
 def delete_group(settings: Settings, group: str, timeout: float = 5.0) -> None:
     """Delete a group that nobody needs any more; if that fails, Kafka does so later."""
-    # Keep the client until the answers are there: a deleted client gives none.
-    admin = make_admin(settings)
-    with suppress(KafkaException):
-        # If the coordinator goes away during the request, librdkafka may abort the
-        # whole process (confluentinc/librdkafka issue 4605): check brokers first.
-        admin.list_topics(timeout=timeout)
-        futures = admin.delete_consumer_groups([group], request_timeout=timeout)
-        futures[group].result()
+    with suppress(AccessError, UnavailableError):
+        delete_groups(settings, [group], timeout)
 
 
 def _find_partitions(settings: Settings, topic: str) -> list[TopicPartition]:
