@@ -23,7 +23,7 @@ _MOST_EVENTS = 100
 
 
 class Asker:
-    """Asks with one client for as long as the configuration is the same."""
+    """Asks with one client, until it fails or the configuration is another one."""
 
     def __init__(self) -> None:
         self._configuration: dict[str, Any] | None = None
@@ -53,6 +53,9 @@ class Asker:
                 break
         errors, self._errors[:] = [*self._errors], []
         lines, self._handler.lines = self._handler.lines, []
+        if any("error" in one for one in groups.values()):
+            # It may go on failing for long after its broker has come back.
+            self._admin = self._configuration = None
         return {"groups": groups, "errors": errors, "log": lines}
 
     def _get(self, configuration: dict[str, Any]) -> Any:

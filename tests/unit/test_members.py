@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import AccessError, UnavailableError
 from jobs_lib.kafka import members as module
+from jobs_lib.kafka import members_process
 from jobs_lib.kafka.members import Group, GroupMember, MembersClient
 from jobs_lib.settings import load_settings
 
@@ -119,6 +121,24 @@ def test_secrets_reach_the_process_by_its_question_alone(replace):
         told = Path(f"/proc/{client._process.pid}/{name}").read_bytes()
         assert told
         assert b"hidden" not in told
+
+
+def test_a_client_that_has_failed_is_asked_no_more(monkeypatch):
+    made: list[Mock] = []
+    failure = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def make(configuration: Any, **_: Any) -> Mock:
+        made.append(Mock(poll=Mock(return_value=0)))
+        made[-1].delete_consumer_groups.return_value = {"g": Mock(result=results)}
+        return made[-1]
+
+    results = Mock(side_effect=[None, failure, None, None])
+    monkeypatch.setattr(members_process, "AdminClient", make)
+    asker = members_process.Asker()
+    question = {"configuration": {}, "groups": ["g"], "timeout": 1, "deletes": True}
+    answers = [asker.answer(question)["groups"]["g"] for _ in range(4)]
+    assert ["error" in one for one in answers] == [False, True, False, False]
+    assert [one.delete_consumer_groups.call_count for one in made] == [2, 2]
 
 
 def test_a_refusal_of_the_client_comes_before_the_error_of_a_group(replace):
