@@ -174,10 +174,13 @@ class MembersClient:
             process.stdin.flush()
         except OSError:
             return None
+        # Not `select.select`, which fails where the process has 1,024 descriptors.
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
         answer = bytearray()
         while not answer.endswith(b"\n"):
             left = max(0.0, until - time.monotonic())
-            if not select.select([process.stdout], [], [], left)[0]:
+            if not poll.poll(left * 1_000):
                 return None
             chunk = os.read(process.stdout.fileno(), _CHUNK)
             if not chunk:

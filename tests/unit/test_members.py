@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +93,20 @@ def test_a_process_that_hangs_is_ended_in_time(replace, monkeypatch, count_start
     with pytest.raises(UnavailableError, match="by signal 9"):
         client.describe(SETTINGS, ["g"], 0.5)
     assert client._process is None
+
+
+def test_a_process_with_thousands_of_descriptors_asks_as_well(replace):
+    # select() can watch the first 1,024 descriptors only.
+    client = replace(f"answer({{'g': {FOUND}}})")
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (before, most))
+        opened.callback(client.close)
+        for _ in range(1_100):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert client.describe(SETTINGS, ["g"], 30)["g"].state == "STABLE"
+        assert client._process.stdout.fileno() > 1_024
 
 
 def test_a_question_ends_with_the_client(replace, wait_for):
