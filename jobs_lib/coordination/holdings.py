@@ -61,11 +61,21 @@ class Holdings:
             kept = self._kept.get(shared)
             return kept is not None and kept.has_ousted
 
-    def set_position(self, shared: Shared, position: int) -> None:
-        """Say that all before a position is processed; the next heartbeat tells it."""
+    def set_position(
+        self, shared: Shared, position: int, *, at_once: bool = False
+    ) -> None:
+        """Say that all before a position is processed; the next heartbeat tells it.
+
+        Args:
+            shared: the partition.
+            position: the offset of the next record.
+            at_once: whether that heartbeat is sent now.
+        """
         with self.log.lock:
             if (kept := self._kept.get(shared)) is not None:
                 kept.position = max(position, kept.position or 0)
+                if at_once and not kept.is_releasing:
+                    self._send_heartbeat(shared, kept)
 
     def release(self, shared: Shared) -> None:
         """Release a partition, with the position that was set last."""
@@ -89,8 +99,14 @@ class Holdings:
             message = claims.claim_messages(kept.hold, self.sender, shared, first, end)
             if message is None:
                 return None
-            kept.sent_at = read_clock()
+            # If it is refused, it keeps nothing: heartbeats must not wait for it.
             return self.log.send(message, then=self._read_back)
+
+    def _send_heartbeat(self, shared: Shared, kept: Kept) -> None:
+        message = claims.keep(kept.hold, self.sender, shared, kept.position)
+        if message is not None:
+            kept.sent_at = read_clock()
+            self.log.send(message, then=self._read_back)
 
     def _read_back(self, sent: Sent) -> None:
         """Draw the conclusion from an own record; called with the log's lock held."""

@@ -33,6 +33,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.names import check_interval, check_names, refuse_client
 from jobs_lib.coordination.notices import HoldListener, Notices
 from jobs_lib.coordination.patience import PIECE, Patience, read_clock
+from jobs_lib.coordination.runs import Runs, Verdict
 from jobs_lib.coordination.shares import (
     Attendance,
     find_former,
@@ -111,12 +112,13 @@ class Member(Holdings):
         self._before: dict[Shared, int] = {}
         """The claims that were held before the log was lost."""
         self._attendance = Attendance(group, self._interval_ms)
-        self._elders: set[str] = set()
-        """Other instances of this client, which were seen before this one."""
+        self._runs = Runs(sender.instance_id, self._interval_ms)
         self._resuming: set[Shared] = set()
         """What another instance of this client holds, or held last."""
         self._is_seen = False
         """Whether the first record of this instance was read back."""
+        self._beginning: Sent | None = None
+        """That record."""
         self._is_stopping = False
         self._probed_at = -math.inf
         self._news = threading.Event()
@@ -194,6 +196,8 @@ class Member(Holdings):
         self.ask_to_stop()
         with self.log.lock:
             self.log.lock.wait_for(lambda: self.error or not self._kept, timeout)
+        self._ticking.stopping.set()
+        self._news.set()
         self._ticking.stop()
         self._topics.stop()
         with self.log.lock:
@@ -216,14 +220,20 @@ class Member(Holdings):
         now = read_clock()
         self._beat(now)
         if self._is_stopping:
-            # And say nothing more: others would think that it still wants a share.
+            if self._kept:
+                self._announce(now)
+            # Else say nothing: others would think that it still wants a share.
             self._leave(list(self._kept))
-        else:
-            self._announce(now)
+            return
+        verdict = self._judge_runs()
+        if self.error is not None:
+            return
+        self._announce(now)
+        self._leave(
+            [one for one in self._kept if self._is_paused(self.log.find_place(one))]
+        )
+        if verdict is Verdict.GO_ON:
             self._resume()
-            self._leave(
-                [one for one in self._kept if self._is_paused(self.log.find_place(one))]
-            )
             self._balance()
 
     def _beat(self, now: float) -> None:
@@ -234,27 +244,44 @@ class Member(Holdings):
             if not kept.is_releasing and now >= due:
                 self._send_heartbeat(shared, kept)
 
-    def _send_heartbeat(self, shared: Shared, kept: Kept) -> None:
-        message = claims.keep(kept.hold, self.sender, shared, kept.position)
-        if message is not None:
-            kept.sent_at = read_clock()
-            self.log.send(message, then=self._read_back)
-
     def _announce(self, now: float) -> None:
-        """Be seen, also without a partition."""
-        if self._kept or now < self._probed_at + self.interval / BEATS:
+        """Be seen: without a partition, and by a run that has begun after this one."""
+        if self._kept and not self._runs.owes_answer:
             return
-        self._probed_at = now
-        home = choose_partition(self.sender.client_id, self.log.partitions)
-        then = None if self._is_seen else self._note_seen
-        self.log.send(Probe(self.sender), place=home, then=then)
+        if now < self._probed_at + self.interval / BEATS:
+            return
+        if self._is_seen:
+            self._probed_at = now
+            self.log.send(Probe(self.sender), place=self._find_home())
+        elif self._beginning is None or self._beginning.is_done:
+            self._probed_at = now
+            self._beginning = self.log.send(
+                Probe(self.sender, interval_ms=self._interval_ms),
+                place=self._find_home(),
+                then=self._note_seen,
+            )
+
+    def _find_home(self) -> int:
+        """Find the place in which all runs of this client say that they live."""
+        return choose_partition(self.sender.client_id, self.log.partitions)
+
+    def _judge_runs(self) -> Verdict:
+        """Look whether another run of this client goes on, and end then."""
+        verdict = self._runs.judge(
+            is_claiming=any(
+                one.hold.phase is Phase.CLAIMING for one in self._kept.values()
+            )
+        )
+        if self.error is None and verdict is Verdict.IS_REFUSED:
+            self._end("is at work")
+        elif self.error is None and verdict is Verdict.IS_REPLACED:
+            self._end("has taken its partitions over, as after a restart")
+        return verdict
 
     def _note_seen(self, sent: Sent) -> None:
         if sent.error is not None or self._is_seen:
             return
         self._is_seen = True
-        self._elders = self._attendance.list_instances(self.sender.client_id)
-        self._elders.discard(self.sender.instance_id)
         self._resuming = find_former(self.log.get_worlds(), self.sender)
         self._news.set()
 
@@ -347,6 +374,8 @@ class Member(Holdings):
             kept.sure_at = max(kept.sure_at, sent.sent_at)
             if isinstance(message, ClaimingMessages):
                 kept.position = message.end
+                # It keeps the partition as a heartbeat does.
+                kept.sent_at = max(kept.sent_at, sent.sent_at)
             if before.phase is not Phase.HELD:
                 kept.position = self.log.find(shared).position
                 self._notices.put(self._listener.taken, shared, kept.position)
@@ -354,31 +383,43 @@ class Member(Holdings):
     def applied(self, place: int, message: Message, outcome: Outcome) -> None:
         """See :class:`jobs_lib.coordination.log.LogListener`."""
         now_ms = self.log.get_world(place).now_ms
+        self._note_run(place, message, outcome, now_ms)
         self._attendance.note(place, message, outcome, now_ms)
         sender = message.sender
-        if (
-            not self.log.is_known
-            or sender == self.sender
-            or sender[0] != self.sender[0]
-        ):
+        if not self.log.is_known or sender[0] != self.sender[0]:
+            return
+        if sender[1] == self.sender[1]:
+            self._judge_runs()
+        if sender == self.sender:
             return
         if isinstance(message, ReleasingPartition):
             self._news.set()  # It may be claimed at once.
-        if isinstance(message, ClaimingPartition) and outcome is Outcome.VALID:
-            if message.shared in self._kept:
-                if sender.client_id == self.sender.client_id:
-                    self._end("has taken its partitions over, as after a restart")
-                else:
-                    # Its release may be in the log, and not acknowledged yet.
-                    is_releasing = self._kept[message.shared].is_releasing
-                    self._drop(message.shared, is_lost=not is_releasing)
-        elif (
-            sender.client_id == self.sender.client_id
-            and sender.instance_id in self._elders
+        if (
+            isinstance(message, ClaimingPartition)
             and outcome is Outcome.VALID
-            and not isinstance(message, ReleasingPartition)
+            and message.shared in self._kept
         ):
-            self._end("is at work")
+            # Its release may be in the log, and not acknowledged yet.
+            is_releasing = self._kept[message.shared].is_releasing
+            self._drop(message.shared, is_lost=not is_releasing)
+
+    def _note_run(
+        self, place: int, message: Message, outcome: Outcome, now_ms: int
+    ) -> None:
+        """Note what a run of this client has said; this one is a run, too."""
+        sender = message.sender
+        if sender[:2] != self.sender[:2]:
+            return
+        if isinstance(message, Probe) and place == self._find_home():
+            before = self._runs.owes_answer
+            self._runs.note_probe(sender.instance_id, now_ms, message.interval_ms)
+            if self._runs.owes_answer and not before:
+                self._probed_at = -math.inf
+                self._news.set()
+        elif isinstance(message, ClaimingPartition) and outcome is Outcome.VALID:
+            holder = self._attendance.find_holder(message.shared)
+            if holder is not None and holder[0] == sender.client_id:
+                self._runs.note_claim(sender.instance_id, holder[1])
 
     def lost(self, reason: str) -> None:
         """See :class:`jobs_lib.coordination.log.LogListener`."""

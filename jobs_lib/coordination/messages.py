@@ -101,6 +101,8 @@ class Probe(NamedTuple):
 
     sender: Sender
     wants_snapshot: bool = False
+    interval_ms: int | None = None
+    """For how long a run that begins lets an earlier run of its client answer."""
 
 
 class Snapshot(NamedTuple):
@@ -290,7 +292,13 @@ def _release_group(sender: Sender, found: dict[str, Any]) -> ReleaseGroup:
 
 def _probe(sender: Sender, found: dict[str, Any]) -> Probe:
     # A later release may leave it out, and an older one does not know it.
-    return Probe(sender, found.get("wants_snapshot") is True)
+    told = found.get("interval_ms")
+    is_sound = type(told) is int and (
+        SHORTEST_INTERVAL_MS <= told <= LONGEST_INTERVAL_MS
+    )
+    return Probe(
+        sender, found.get("wants_snapshot") is True, told if is_sound else None
+    )
 
 
 def _snapshot(sender: Sender, found: dict[str, Any]) -> Snapshot:

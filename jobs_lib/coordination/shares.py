@@ -107,9 +107,9 @@ class Attendance:
                 del self._seen[run], self._looked[run]
         return sorted({client for client, _ in self._seen})
 
-    def list_instances(self, client_id: str) -> set[str]:
-        """List the instances of a client that were seen."""
-        return {instance for client, instance in self._seen if client == client_id}
+    def find_holder(self, shared: Shared) -> Run | None:
+        """Find who holds a partition, or has held it last and lets nothing be heard."""
+        return self._holders.get(shared)
 
     def _see(self, run: Run, place: int, time_ms: int, interval_ms: int) -> None:
         known = self._seen.get(run)

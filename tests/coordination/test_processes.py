@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from jobs_lib.coordination.messages import ClaimingMessages, ClaimingPartition, Shared
 from jobs_lib.coordination.world import Outcome
 from tests.coordination.checker import count_repeats, judge_at_least_once, replay
-from tests.coordination.fleet import find_owners
+from tests.coordination.fleet import find_owners, read_time
 from tests.coordination.journals import read_log, read_run
 
 INTERVAL = 0.5
@@ -257,6 +257,39 @@ def test_a_process_that_stood_still_joins_again(
         timeout=WAIT,
         what=lambda: f"both share again: {watched.owners()}\n{first.output}",
     )
+
+
+@pytest.mark.guarantee("M11", "FK18")
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("successor", ["its restart", "another member"])
+def test_a_process_that_wakes_beside_its_restart_ends_and_its_restart_goes_on(
+    log_topic, topic, consume, open_log, wait_for, successor
+):
+    log, data = log_topic(1), topic(2)
+    watched = Watched(open_log(log, "watch", only_reads=True))
+    first = consume(log, data, "a")
+    wait_for(lambda: Counter(watched.owners().values()) == {"a": 2}, timeout=WAIT)
+    first.pause()
+    if successor == "another member":
+        consume(log, data, "b")
+        wait_for(lambda: Counter(watched.owners().values()) == {"b": 2}, timeout=WAIT)
+    again = consume(log, data, "a")
+    again.wait_for_line(r"taken \d", timeout=WAIT)
+    instance = read_run(again, "a").instance_id
+    # It has begun: what an earlier run says from now on is too late.
+    begun = read_time(watched.log)
+    wait_for(lambda: read_time(watched.log) > begun + 1_000 * INTERVAL, timeout=WAIT)
+    first.resume()
+    assert first.wait(timeout=WAIT) != 0
+    assert "has taken its partitions over" in first.output
+    woken = read_time(watched.log)
+    wait_for(lambda: read_time(watched.log) > woken + 3_000 * INTERVAL, timeout=WAIT)
+    runs = {
+        entry.holding.instance_id
+        for entry in watched.log.get_world(0).entries.values()
+        if entry.holding is not None and entry.holding.client_id == "a"
+    }
+    assert runs == {instance}, again.output
 
 
 @pytest.mark.guarantee("M22", "M23")

@@ -1,0 +1,104 @@
+"""Which run of a client goes on when two are at work: PROTOCOL.md, section 5.
+
+A run is one process of a client, from its start to its end. Two runs read the same
+log, and come to the same conclusion by it: one of them goes on, and the other ends.
+Nothing here knows Kafka, a clock or a thread.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What a run should do."""
+
+    GO_ON = "go on"
+    WAIT = "claim nothing, until the claims on their way are read back"
+    IS_REFUSED = "end: an earlier run is at work"
+    IS_REPLACED = "end: a later run is at work"
+
+
+class Runs:
+    """What a run of a client knows about the other runs of it.
+
+    Args:
+        instance_id: of this run.
+        interval_ms: for how long it lets an earlier run answer.
+    """
+
+    def __init__(self, instance_id: str, interval_ms: int) -> None:
+        self._own = instance_id
+        self._interval_ms = interval_ms
+        self._read_ms = 0
+        """The time of the log at the last probe that was noted."""
+        self._until_ms: int | None = None
+        """Until when an earlier run may answer; None before this one has begun."""
+        self._earlier: set[str] = set()
+        self._later: dict[str, int | None] = {}
+        """Until when a later run waits for an answer; None once it has had its own."""
+        self._answered: set[str] = set()
+        """Earlier runs that are at work."""
+        self._ousted: set[str] = set()
+        """Runs from which this one has taken a partition."""
+        self._is_replaced = False
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether a later run has begun, and this one has not answered yet."""
+        return any(until is not None for until in self._later.values())
+
+    def note_probe(
+        self, instance_id: str, now_ms: int, interval_ms: int | None
+    ) -> None:
+        """Note a probe of the client in its home, in the order of the log.
+
+        Args:
+            instance_id: the run that has sent it.
+            now_ms: the time of the log there.
+            interval_ms: for how long the run waits for an answer, if it begins.
+        """
+        if now_ms < self._read_ms:
+            return  # The log is read anew.
+        self._read_ms = now_ms
+        if instance_id == self._own:
+            self._note_own(now_ms, interval_ms)
+        elif self._until_ms is None:
+            self._earlier.add(instance_id)
+        elif instance_id in self._later:
+            return
+        elif interval_ms is not None and instance_id not in self._earlier:
+            self._later[instance_id] = now_ms + interval_ms
+        elif now_ms < self._until_ms:
+            self._answered.add(instance_id)
+
+    def note_claim(self, instance_id: str, holder: str) -> None:
+        """Note a valid claim of the client to what another run of it has held."""
+        if instance_id == self._own:
+            self._ousted.add(holder)
+        elif holder == self._own:
+            self._is_replaced = True
+
+    def judge(self, *, is_claiming: bool) -> Verdict:
+        """Say what this run should do.
+
+        Args:
+            is_claiming: whether the fate of one of its claims is not known yet.
+        """
+        if self._is_replaced:
+            return Verdict.IS_REPLACED
+        # A run that has lost a partition to this one ends, whatever it has answered.
+        if not self._answered - self._ousted:
+            return Verdict.GO_ON
+        return Verdict.WAIT if is_claiming else Verdict.IS_REFUSED
+
+    def _note_own(self, now_ms: int, interval_ms: int | None) -> None:
+        if self._until_ms is None:
+            if interval_ms is not None:
+                self._until_ms = now_ms + self._interval_ms
+            return
+        for instance_id, until_ms in self._later.items():
+            if until_ms is not None:
+                # Too late: that run goes on.
+                self._is_replaced = self._is_replaced or now_ms >= until_ms
+                self._later[instance_id] = None

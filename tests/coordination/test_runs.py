@@ -1,0 +1,164 @@
+"""Of two runs of a client one goes on, whichever stands still: the log decides."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jobs_lib.coordination.runs import Runs, Verdict
+from tests.coordination.pair import Pair
+from tests.coordination.search import search
+
+INTERVAL_MS = 1_000
+STEPS = {
+    "time passes", "begin", "another takes it", "append to the home",
+    "append to the place", "read the home", "read the place", "say that it lives",
+    "keep", "claim",
+}  # fmt: skip
+
+
+def begin(instance_id="mine", at_ms=5_000) -> Runs:
+    """Make a run that has begun."""
+    runs = Runs(instance_id, INTERVAL_MS)
+    runs.note_probe(instance_id, at_ms, INTERVAL_MS)
+    return runs
+
+
+def judge(runs) -> Verdict:
+    """What it should do while no claim of it is on its way."""
+    return runs.judge(is_claiming=False)
+
+
+@pytest.mark.guarantee("M11")
+@pytest.mark.parametrize(
+    ("at_ms", "verdict"),
+    [
+        (5_000, Verdict.IS_REFUSED),
+        (5_999, Verdict.IS_REFUSED),
+        (6_000, Verdict.GO_ON),
+        (99_999, Verdict.GO_ON),
+    ],
+)
+def test_a_run_ends_only_if_an_earlier_one_answers_within_an_interval(at_ms, verdict):
+    runs = Runs("mine", INTERVAL_MS)
+    # What it said before means nothing.
+    runs.note_probe("earlier", 4_999, None)
+    runs.note_probe("mine", 5_000, INTERVAL_MS)
+    assert judge(runs) is Verdict.GO_ON
+    runs.note_probe("earlier", at_ms, None)
+    assert judge(runs) is verdict
+
+
+@pytest.mark.guarantee("M11")
+@pytest.mark.parametrize(
+    ("at_ms", "verdict"), [(7_999, Verdict.GO_ON), (8_000, Verdict.IS_REPLACED)]
+)
+def test_a_run_that_answers_too_late_has_been_replaced(at_ms, verdict):
+    runs = begin()
+    assert not runs.owes_answer
+    # The later one has another interval: its own counts, since it is what it waits for.
+    runs.note_probe("later", 7_000, 1_000)
+    assert (runs.owes_answer, judge(runs)) == (True, Verdict.GO_ON)
+    runs.note_probe("mine", at_ms, None)
+    assert (runs.owes_answer, judge(runs)) == (False, verdict)
+    runs.note_probe("later", 8_100, 1_000)
+    assert (runs.owes_answer, judge(runs)) == (False, verdict)
+
+
+def test_of_two_runs_that_begin_together_the_first_in_the_log_goes_on():
+    first, second = Runs("first", INTERVAL_MS), Runs("second", INTERVAL_MS)
+    probes = [
+        ("first", 5_000, INTERVAL_MS),
+        ("second", 5_001, INTERVAL_MS),
+        # Its first probe was not acknowledged.
+        ("first", 5_200, INTERVAL_MS),
+        ("second", 5_400, INTERVAL_MS),
+        ("first", 5_600, None),
+    ]
+    for probe in probes:
+        first.note_probe(*probe)
+        second.note_probe(*probe)
+    assert (judge(first), judge(second)) == (Verdict.GO_ON, Verdict.IS_REFUSED)
+
+
+def test_a_run_that_loses_a_partition_to_a_later_one_ends_and_that_one_goes_on():
+    earlier, later = begin("earlier"), begin("later", 7_000)
+    earlier.note_probe("later", 7_000, INTERVAL_MS)
+    for runs in (earlier, later):
+        # It answers in time, and its partition was not fresh any more.
+        runs.note_probe("earlier", 7_100, None)
+    assert later.judge(is_claiming=True) is Verdict.WAIT
+    for runs in (earlier, later):
+        runs.note_claim("later", "earlier")
+    assert (judge(earlier), judge(later)) == (Verdict.IS_REPLACED, Verdict.GO_ON)
+
+
+def test_a_log_that_is_read_anew_answers_nobody_again():
+    runs = begin()
+    runs.note_probe("later", 6_000, INTERVAL_MS)
+    for now_ms in (5_000, 5_500):
+        runs.note_probe("mine", now_ms, INTERVAL_MS)
+        runs.note_probe("long gone", now_ms, None)
+    assert (runs.owes_answer, judge(runs)) == (True, Verdict.GO_ON)
+
+
+class NeverTooLate(Runs):
+    """What an earlier run says counts for good."""
+
+    def note_probe(
+        self, instance_id: str, now_ms: int, interval_ms: int | None
+    ) -> None:
+        super().note_probe(instance_id, now_ms, interval_ms)
+        if self._until_ms is not None:
+            self._until_ms = math.inf  # type: ignore[assignment]
+
+
+class NeverReplaced(Runs):
+    """A run that answers too late goes on."""
+
+    def _note_own(self, now_ms: int, interval_ms: int | None) -> None:
+        before = self._is_replaced
+        super()._note_own(now_ms, interval_ms)
+        self._is_replaced = before
+
+
+class NeverWaits(Runs):
+    """A run ends by an answer, though a claim of it is on its way."""
+
+    def judge(self, *, is_claiming: bool) -> Verdict:
+        del is_claiming
+        return super().judge(is_claiming=False)
+
+
+WRONG = {
+    NeverTooLate: "both runs have ended",
+    NeverReplaced: "both runs go on",
+    NeverWaits: "both runs have ended",
+}
+
+
+@pytest.mark.guarantee("M11", "FK18")
+def test_one_of_two_runs_goes_on_and_the_other_ends():
+    found = search(Pair(time=2, home=3, part=2), crashes=frozenset(), most=30_000)
+    assert found.broken is None, str(found)
+    assert found.states > 20_000
+    assert found.steps.keys() == STEPS - {"another takes it"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("M11", "FK18")
+def test_one_of_two_runs_goes_on_also_if_another_client_takes_the_partition():
+    found = search(Pair(time=3, home=3, part=3), crashes=frozenset(), most=600_000)
+    assert found.broken is None, str(found)
+    assert found.states > 400_000
+    assert found.steps.keys() == STEPS
+
+
+@pytest.mark.parametrize("rules", WRONG, ids=lambda rules: rules.__name__)
+@pytest.mark.guarantee("I40")
+def test_a_wrong_rule_about_runs_is_found(rules):
+    members = Pair(rules=rules, time=2, home=3, part=3)
+    found = search(members, crashes=frozenset(), most=100_000)
+    assert found.broken == WRONG[rules], str(found)
