@@ -233,8 +233,10 @@ class Consumer:
             part.retry_at = time.monotonic() + 1
             ends = find_places(self._settings, part.shared.topic, "end")
             part.position = ends[part.shared.partition]
-            # The next holder begins there, too, and not at a later end.
-            self.member.set_position(part.shared, part.position)
+            part.retry_at = 0.0
+            # The next holder begins there, too, and not at a later end. And at most
+            # once, the log must know it before the first batch is claimed.
+            self.member.set_position(part.shared, part.position, at_once=True)
         self._intake.begin(part)
 
     def _may_repeat(self, part: Part) -> bool:
@@ -323,7 +325,10 @@ class Consumer:
     def _look_again(self, part: Part) -> None:
         """Go on at the position that the log tells: a claim may have come late."""
         position = self.member.log.find(part.shared).position
-        if position is not None and position != part.position:
+        if position is None and part.position is not None:
+            # The heartbeat that has told it is not in the log.
+            self.member.set_position(part.shared, part.position, at_once=True)
+        elif position is not None and position != part.position:
             before = part.position
             self._intake.drop(part, position)
             if before is not None and position > before:
