@@ -106,6 +106,12 @@ class Consumer:
         self._retry = retry
         self._intake = Intake(settings, group, self._work)
         self._ended = threading.Event()
+        self._stopping = threading.Lock()
+        self._worker: int | None = None
+        """The thread that gives partitions their turns, while it does so."""
+        self._doubtful: list[tuple[Part, Sent, list[Message]]] = []
+        """Claims of batches whose partitions are gone, and of which nobody knows yet
+        whether they are in the log. The intake's lock guards it."""
         self._reader = self._intake.reader
         self.pulses = [*self.member.pulses, self._reader.pulse]
         """Of all its threads, for a check of their liveness."""
@@ -161,11 +167,21 @@ class Consumer:
         """Finish the running batch, release all, and end.
 
         What the handler does not finish within ``shutdown_timeout`` is not released.
-        Others then claim it after two intervals.
+        Others then claim it after two intervals. A handler may call it, too: it returns
+        at once then, and all ends once the handler has returned.
         """
         self._ended.set()
-        self.member.stop(self._settings.shutdown_timeout)
-        self._reader.stop(self._settings.shutdown_timeout)
+        if threading.get_ident() == self._worker:
+            name = f"jobs_lib stop {self.group}"
+            threading.Thread(target=self._stop, name=name).start()
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        with self._stopping:
+            self.member.stop(self._settings.shutdown_timeout)
+            self._reader.stop(self._settings.shutdown_timeout)
+            self._settle_doubtful(is_over=True)
 
     # What the member calls
 
@@ -190,6 +206,9 @@ class Consumer:
         if part is not None:
             part.is_lost = True
             self._intake.remove(part)
+            with self._intake.lock:
+                if not part.is_busy:
+                    self._set_aside(part)
 
     def ended(self, error: Exception) -> None:
         """See :class:`jobs_lib.coordination.member.HoldListener`."""
@@ -198,14 +217,30 @@ class Consumer:
     def _let_go(self, shared: Shared, part: Part | None) -> None:
         if part is not None:
             self._intake.remove(part)
+            self._set_aside(part)
         self.member.release(shared)
 
     # The thread that reads
 
     def _work(self) -> float:
         """Give partitions their turns; return for how long none has anything to do."""
+        self._worker = threading.get_ident()
+        try:
+            if self._doubtful:
+                self._settle_doubtful()
+            self._give_turns()
+        finally:
+            self._worker = None
+        return self._intake.find_rest()
+
+    @property
+    def _is_stopping(self) -> bool:
+        """Whether no batch is begun any more."""
+        return self._ended.is_set() or self._reader.is_stopping
+
+    def _give_turns(self) -> None:
         until = time.monotonic() + _TURN_SECONDS
-        while time.monotonic() < until and not self._reader.is_stopping:
+        while time.monotonic() < until and not self._is_stopping:
             part = self._intake.choose()
             if part is None:
                 break
@@ -217,7 +252,8 @@ class Consumer:
             finally:
                 if self._intake.end(part):
                     self._let_go(part.shared, part)
-        return self._intake.find_rest()
+                elif part.is_lost:
+                    self._set_aside(part)
 
     def _begin(self, part: Part) -> None:
         """Read a partition, from its position or where a new one begins."""
@@ -249,7 +285,7 @@ class Consumer:
         while messages := self._intake.peek(part, self.batch):
             if not self._process(part, messages) or time.monotonic() > until:
                 return
-            if part.is_leaving or part.is_lost or self._reader.is_stopping:
+            if part.is_leaving or part.is_lost or self._is_stopping:
                 return
         self._intake.settle_range(part)
 
@@ -298,10 +334,14 @@ class Consumer:
         outcome = self._wait_for(sent)
         if outcome is None and not sent.is_done:
             return False  # The log will tell. Until then nothing else is claimed.
-        part.claim = None
         if outcome is Outcome.VALID:
+            part.claim = None
             self._process_claimed(part, messages)
             return True
+        if outcome is None and not self.member.is_held(part.shared):
+            self._set_aside(part)
+            return False
+        part.claim = None
         # Who has lost it meanwhile has lost no record: others go on there.
         if outcome is not Outcome.NOT_HELD and self.member.is_held(part.shared):
             self._look_again(part)
@@ -334,6 +374,47 @@ class Consumer:
             if before is not None and position > before:
                 told = JobsError("the claim of it was in the log, and not read back")
                 self._skip(part, before, position - before, told)
+
+    def _set_aside(self, part: Part) -> None:
+        """Remember a claim of a partition that is gone, until the log tells of it."""
+        with self._intake.lock:
+            claim, part.claim = part.claim, None
+            if claim is not None:
+                self._doubtful.append((part, *claim))
+
+    def _settle_doubtful(self, *, is_over: bool = False) -> None:
+        """Tell which batches are lost that were claimed and never processed.
+
+        Args:
+            is_over: whether nobody reads the log any more.
+        """
+        with self._intake.lock:
+            doubtful, self._doubtful = self._doubtful, []
+        left = []
+        for part, sent, messages in doubtful:
+            if not (is_over or self._is_decided(sent)):
+                left.append((part, sent, messages))
+            elif (told := self._find_loss(part, sent, messages)) is not None:
+                first = find_range(messages)[0]
+                self._skip(part, first, len(messages), JobsError(told))
+        with self._intake.lock:
+            self._doubtful += left
+
+    def _is_decided(self, sent: Sent) -> bool:
+        """Whether the log says all that it will ever say about a claim."""
+        is_unknown = sent.outcome is None and not sent.is_absent
+        return sent.is_done and (self.member.log.is_known or not is_unknown)
+
+    def _find_loss(self, part: Part, sent: Sent, messages: list[Message]) -> str | None:
+        """Find why a batch is lost that was claimed; None if others process it."""
+        if sent.outcome is Outcome.VALID:
+            return "its claim was in the log, and the partition was lost meanwhile"
+        if sent.outcome is not None or sent.is_absent:
+            return None
+        position = self.member.log.find(part.shared).position
+        if position is not None and position <= find_range(messages)[0]:
+            return None
+        return "nobody knows whether its claim is in the log: it may be lost"
 
     def _skip(self, part: Part, offset: int, count: int, error: BaseException) -> None:
         telemetry.emit(

@@ -116,6 +116,9 @@ class Log:
         self._only_reads = only_reads
         self._places: list[Place] = []
         self._gaps: set[int] = set()
+        self._adrift: list[tuple[Sent, int, int, Exception]] = []
+        """Claims of batches that may be in a log that is read anew: each with its
+        place, how far that was read, and why nobody knows."""
         self._listeners: list[LogListener] = []
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._ids = TopicIds(settings, [topic], ids_every)
@@ -325,6 +328,12 @@ class Log:
         )
         with self.lock:
             self.partitions, self._places = len(places), places
+            adrift, self._adrift = self._adrift, []
+            for sent, number, read_to, error in adrift:
+                if number < len(places):
+                    places[number].adopt(sent, read_to, error)
+                else:
+                    sent.end(None, error)
         return consumer
 
     def _step(self, consumer: Consumer) -> None:
@@ -442,12 +451,15 @@ class Log:
         self._close()
         with self.lock:
             was_known, self.is_known = self.is_known, False
+            error = UnavailableError(
+                f"the coordination log {self.topic!r} must be read anew: {why}"
+            )
             for place in self._places:
-                place.fail(
-                    UnavailableError(
-                        f"the coordination log {self.topic!r} must be read anew: {why}"
-                    )
-                )
+                read_to = place.world.next_offset
+                self._adrift += [
+                    (sent, place.number, read_to, error)
+                    for sent in place.hand_over(error)
+                ]
             if was_known:
                 for listener in self._listeners:
                     listener.lost(str(why))

@@ -131,13 +131,40 @@ class Place:
 
     def fail(self, error: Exception) -> None:
         """Fail all own records that were not read back."""
+        for sent in self._take_pending():
+            sent.end(None, error)
+
+    def hand_over(self, error: Exception) -> list[Sent]:
+        """Fail all own records likewise, but the claims of batches; return those.
+
+        They may be in the log, and it tells once it was read anew: see :meth:`adopt`.
+        """
+        pending = self._take_pending()
+        for sent in pending:
+            if not isinstance(sent.message, ClaimingMessages):
+                sent.end(None, error)
+        return [sent for sent in pending if not sent.is_done]
+
+    def adopt(self, sent: Sent, read_to: int, error: Exception) -> None:
+        """Look for a claim of a batch that the reader before this one has not met.
+
+        Args:
+            sent: the claim.
+            read_to: the offset up to which that one had read.
+            error: ends the claim if it may stand where this reader has not read.
+        """
+        if self.world.next_offset <= read_to:
+            self._undecided[sent] = error
+        else:
+            sent.end(None, error)
+
+    def _take_pending(self) -> list[Sent]:
         pending = [*self.unacknowledged, *self._waiting.values(), *self._undecided]
         self.unacknowledged.clear()
         self._waiting.clear()
         self._undecided.clear()
         self._own.clear()
-        for sent in pending:
-            sent.end(None, error)
+        return list(dict.fromkeys(pending))
 
     def note_asked(self, sent: Sent) -> None:
         """Note the time of the log at the probe that wants a snapshot."""
@@ -162,6 +189,7 @@ class Place:
         sent.end(outcome)
         # The client keeps the order: what was sent before it would have come before it.
         for one in [one for one in self._undecided if one.sent_at < sent.sent_at]:
+            one.is_absent = True
             one.end(None, self._undecided.pop(one))
 
     def _forget_own(self) -> None:

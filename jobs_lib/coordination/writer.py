@@ -32,7 +32,16 @@ _POLL_SECONDS = 0.1
 class Sent:
     """A record that was sent; it is read back once the log has been read up to it."""
 
-    __slots__ = ("_done", "_then", "error", "message", "offset", "outcome", "sent_at")
+    __slots__ = (
+        "_done",
+        "_then",
+        "error",
+        "is_absent",
+        "message",
+        "offset",
+        "outcome",
+        "sent_at",
+    )
 
     def __init__(
         self, message: Message, then: Callable[[Sent], None] | None = None
@@ -46,6 +55,8 @@ class Sent:
         """What it did there, once it was read back."""
         self.error: Exception | None = None
         """Why nobody knows whether it is in the log."""
+        self.is_absent = False
+        """Whether it is sure that it is not in the log, and will never be."""
         self._then = then
         self._done = threading.Event()
 

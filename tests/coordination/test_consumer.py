@@ -280,6 +280,75 @@ def test_a_new_group_may_begin_at_the_end_and_its_successor_begins_there(
     assert handler.offsets() == [3, 4]
 
 
+@pytest.mark.guarantee("M3", "M6")
+def test_a_new_group_that_begins_at_the_end_claims_its_first_batch_at_once(
+    log_topic, topic, publish, consume, open_log, wait_for
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 3)
+    claims: list[Outcome] = []
+    watching = open_log(log, "watch", only_reads=True)
+    real = watching._places[0].fold
+
+    def fold(offset, time_ms, partitions, said, own):
+        outcome = real(offset, time_ms, partitions, said, own)
+        if isinstance(said, ClaimingMessages):
+            claims.append(outcome)
+        return outcome
+
+    watching._places[0].fold = fold
+    handler = Handler()
+    # The next heartbeat comes in twenty seconds.
+    consumer = consume(
+        log, [data], handler, start="latest", delivery="at_most_once", interval=60.0
+    )
+    parts, shared = consumer._intake.parts, Shared(GROUP, data, 0)
+    wait_for(lambda: shared in parts and parts[shared].is_read, what="it has begun")
+    publish(data, 2)
+    wait_for(lambda: len(handler.records) == 2, timeout=10)
+    assert handler.offsets() == [3, 4]
+    watching.read_to_end()
+    assert set(claims) == {Outcome.VALID}
+
+
+@pytest.mark.guarantee("M6")
+def test_a_refused_claim_of_a_batch_puts_no_heartbeat_off(
+    log_topic, topic, consume, wait_for
+):
+    log, data = log_topic(1), topic(1)
+    consumer = consume(log, [data], Handler(), delivery="at_most_once")
+    member, shared = consumer.member, Shared(GROUP, data, 0)
+    wait_for(lambda: member.is_held(shared))
+    kept = member._kept[shared]
+    with member.log.lock:
+        before = kept.sent_at
+        refused = member.claim_messages(shared, 5, 6)
+        assert kept.sent_at == before
+    assert refused.wait(WAIT) is Outcome.NOT_NEXT
+    with member.log.lock:
+        valid = member.claim_messages(shared, None, 1)
+    assert valid.wait(WAIT) is Outcome.VALID
+    assert kept.sent_at >= valid.sent_at > refused.sent_at
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_handler_that_stops_its_consumer_ends_it_in_order(
+    log_topic, topic, publish, consume, open_log, wait_for, heard, delivery
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 5)
+    watching = open_log(log, "watch", only_reads=True)
+    shared = Shared(GROUP, data, 0)
+
+    def handle(records) -> None:
+        consumer.stop()
+
+    consumer = consume(log, [data], handle, delivery=delivery, batch=2)
+    wait_for(lambda: watching.find(shared) == Entry(2), what="it is released")
+    wait_for(lambda: not consumer._reader.pulse.is_alive(), what="its thread ends")
+    assert [event for event, _ in heard] == ["consumer.started"]
+
+
 @pytest.mark.guarantee("M20", "M3")
 def test_a_partition_whose_records_are_gone_waits_until_its_position_is_set(
     log_topic, topic, publish, consume, open_log, wait_for, kafka_admin, heard
@@ -671,6 +740,104 @@ def test_a_batch_is_not_claimed_again_before_it_is_known_how_that_went(
     linger(0.1)
     consumer._work()
     assert (len(claims), len(handled)) == (1, 10)
+
+
+@pytest.fixture
+def claim_in_doubt(stand_alone, monkeypatch):
+    """A function that makes a consumer whose claim of a batch has no answer yet."""
+
+    def make() -> tuple[Consumer, Sent, list[Any]]:
+        handled: list[Any] = []
+        consumer = stand_alone(handled.extend, delivery="at_most_once")
+        shared = Shared(GROUP, "orders", 0)
+        sent = Sent(ClaimingMessages(consumer.member.sender, shared, 0, 0, 10))
+        monkeypatch.setattr(consumer.member, "claim_messages", lambda *_: sent)
+        monkeypatch.setattr(consumer, "_wait_for", lambda sent: sent.outcome)
+        consumer._work()
+        assert consumer._intake.parts[shared].claim is not None
+        return consumer, sent, handled
+
+    return make
+
+
+@pytest.mark.guarantee("M15")
+@pytest.mark.parametrize("how", ["lost", "leave"])
+def test_a_claimed_batch_of_a_partition_that_is_gone_is_named(
+    claim_in_doubt, heard, how
+):
+    consumer, sent, handled = claim_in_doubt()
+    getattr(consumer, how)(Shared(GROUP, "orders", 0))
+    consumer._work()
+    assert not heard
+    sent.end(Outcome.VALID)
+    consumer._work()
+    consumer._work()
+    assert not handled
+    ((event, fields),) = heard
+    assert (event, fields["offset"], fields["count"]) == ("record.skipped", 0, 10)
+    assert "its claim was in the log" in fields["error"]
+
+
+@pytest.mark.guarantee("M15")
+def test_a_claimed_batch_is_named_whose_partition_is_lost_during_its_turn(
+    claim_in_doubt, heard, monkeypatch
+):
+    consumer, sent, _ = claim_in_doubt()
+    shared = Shared(GROUP, "orders", 0)
+
+    def wait(sent) -> None:
+        consumer.lost(shared)
+
+    monkeypatch.setattr(consumer, "_wait_for", wait)
+    linger(0.05)
+    consumer._work()
+    assert shared not in consumer._intake.parts
+    sent.end(Outcome.VALID)
+    consumer._work()
+    assert [event for event, _ in heard] == ["record.skipped"]
+
+
+@pytest.mark.parametrize("end", ["refused", "absent", "not claimed"])
+def test_a_batch_that_others_process_is_not_named(
+    claim_in_doubt, heard, monkeypatch, end
+):
+    consumer, sent, _ = claim_in_doubt()
+    consumer.lost(Shared(GROUP, "orders", 0))
+    consumer.member.log.is_known = True
+    # The log says that nobody has claimed it.
+    monkeypatch.setattr(consumer.member.log, "find", lambda shared: Entry(0))
+    sent.is_absent = end == "absent"
+    if end == "refused":
+        sent.end(Outcome.NOT_HELD)
+    else:
+        sent.end(None, UnavailableError("the log must be read anew"))
+    consumer._work()
+    assert (heard, consumer._doubtful) == ([], [])
+
+
+def test_a_batch_of_which_the_log_does_not_tell_is_named_once_it_was_read_anew(
+    claim_in_doubt, heard, monkeypatch
+):
+    consumer, sent, _ = claim_in_doubt()
+    consumer.lost(Shared(GROUP, "orders", 0))
+    sent.end(None, UnavailableError("the log must be read anew"))
+    monkeypatch.setattr(consumer.member.log, "find", lambda shared: Entry(30))
+    consumer._work()
+    assert not heard
+    consumer.member.log.is_known = True
+    consumer._work()
+    assert "nobody knows whether its claim is in the log" in heard[0][1]["error"]
+
+
+def test_a_claimed_batch_is_named_when_the_process_ends_without_an_answer(
+    claim_in_doubt, heard, monkeypatch
+):
+    consumer, _, _ = claim_in_doubt()
+    shared = Shared(GROUP, "orders", 0)
+    monkeypatch.setattr(consumer.member, "stop", lambda timeout: consumer.lost(shared))
+    monkeypatch.setattr(consumer.member.log, "find", lambda shared: Entry(10))
+    consumer.stop()
+    assert [event for event, _ in heard] == ["record.skipped"]
 
 
 def test_a_claim_that_would_only_wait_holds_no_other_partition_up(

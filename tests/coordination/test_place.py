@@ -83,6 +83,7 @@ def test_a_claim_of_a_batch_is_not_in_the_log_if_what_was_sent_later_is(holder):
     holder.acknowledge(beat, 2)
     holder.fold(2, 3, 1, beat.message, ME)
     assert (sent.is_done, sent.error, beat.outcome) == (True, LATE, Outcome.VALID)
+    assert sent.is_absent
 
 
 def test_a_claim_of_a_batch_fails_with_the_log(holder):
@@ -90,6 +91,32 @@ def test_a_claim_of_a_batch_fails_with_the_log(holder):
     holder.give_up(sent, LATE)
     holder.fail(UnavailableError("the log must be read anew"))
     assert "read anew" in str(sent.error)
+
+
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+@pytest.mark.guarantee("M15")
+def test_a_log_that_is_read_anew_tells_of_a_claim_of_a_batch(holder, is_acknowledged):
+    claim = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
+    beat = Sent(Heartbeat(ME, ORDERS, 0, 5))
+    for sent in (claim, beat):
+        holder.unacknowledged.add(sent)
+    if is_acknowledged:
+        holder.acknowledge(claim, 2)
+    error = UnavailableError("the log must be read anew")
+    assert holder.hand_over(error) == [claim]
+    assert (beat.error, claim.is_done) == (error, False)
+    again = Place(0, 1, 0)
+    again.world = holder.world.copy()
+    again.adopt(claim, holder.world.next_offset, error)
+    again.fold(2, 3, 1, claim.message, ME)
+    assert (claim.outcome, claim.offset) == (Outcome.VALID, 2)
+
+
+def test_a_claim_of_a_batch_is_unknown_if_it_may_lie_before_a_snapshot(holder):
+    sent = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
+    again = Place(0, 7, 0)
+    again.adopt(sent, 6, LATE)
+    assert (sent.error, sent.is_absent) == (LATE, False)
 
 
 def test_what_claims_no_batch_ends_at_once_if_it_is_not_acknowledged(holder):
