@@ -260,8 +260,8 @@ class Consumer:
         if part.position is None and self._may_repeat(part):
             part.is_standing = True
             told = (
-                "the coordination log was cut, and nobody knows its position: at most "
-                "once, it waits until the group's position is set"
+                "the coordination log was cut or made anew, and nobody knows its "
+                "position: at most once, it waits until the group's position is set"
             )
             report_lost(self.group, part, told, None, None)
             return

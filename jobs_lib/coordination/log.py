@@ -123,6 +123,10 @@ class Log:
         self._refusals: deque[AccessError] = deque(maxlen=1)
         self._ids = TopicIds(settings, [topic], ids_every)
         self._id: UUID | None = None
+        self._known_id: UUID | None = None
+        """Of the topic when the log was known last."""
+        self._read_to: dict[int, int] = {}
+        """How far each place was read then."""
         self._writer: Writer | None = None
         self._opened: Consumer | None = None
         self._loop = Loop(f"log {topic}", self._read)
@@ -328,6 +332,7 @@ class Log:
         )
         with self.lock:
             self.partitions, self._places = len(places), places
+            self._mark_lost(places)
             adrift, self._adrift = self._adrift, []
             for sent, number, read_to, error in adrift:
                 if number < len(places):
@@ -335,6 +340,13 @@ class Log:
                 else:
                     sent.end(None, error)
         return consumer
+
+    def _mark_lost(self, places: list[Place]) -> None:
+        """Note that positions were lost, if the log is not the one that was known."""
+        is_other = None not in (self._id, self._known_id) and self._id != self._known_id
+        for place in places:
+            if is_other or place.target < self._read_to.get(place.number, 0):
+                place.is_made_anew = place.is_lost = True
 
     def _step(self, consumer: Consumer) -> None:
         first = consumer.poll(_POLL_SECONDS)
@@ -399,6 +411,10 @@ class Log:
 
     def _note_snapshot(self, place: Place, partitions: int, said: Snapshot) -> None:
         place.pacer.written(place.world.now_ms)
+        if said.partial and partitions == self.partitions:
+            place.is_lost = True
+            if self.is_known:
+                self.lost_places.add(place.number)
         if not place.is_partial:
             return
         found = place.collector.add(partitions, said)
@@ -421,7 +437,10 @@ class Log:
                 self._ask_for_snapshot(place)
             return
         self.lost_places = {one.number for one in self._places if one.has_lost}
-        self.is_known = True
+        self.is_known, self._known_id = True, self._id
+        for place in self._places:
+            if place.is_made_anew and not self._only_reads:
+                self._tell_loss(place)
         telemetry.emit(
             "log.read",
             log=self.topic,
@@ -430,6 +449,16 @@ class Log:
         )
         for listener in self._listeners:
             listener.known()
+
+    def _tell_loss(self, place: Place) -> None:
+        """Let those who start later know that positions were lost with another log."""
+
+        def write(sent: Sent) -> None:
+            if sent.error is None:
+                self._write_snapshot(place)
+
+        # A snapshot has a record before it.
+        self.send(Probe(self.sender), place=place.number, then=write)
 
     def _ask_for_snapshot(self, place: Place) -> None:
         """Ask those who know more. If nobody answers, nobody is left who does."""
@@ -451,6 +480,10 @@ class Log:
         self._close()
         with self.lock:
             was_known, self.is_known = self.is_known, False
+            if was_known:
+                self._read_to = {
+                    one.number: one.world.next_offset for one in self._places
+                }
             error = UnavailableError(
                 f"the coordination log {self.topic!r} must be read anew: {why}"
             )

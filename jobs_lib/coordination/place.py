@@ -30,7 +30,9 @@ class Place:
         self.is_partial = False
         """Whether the log said something before it that this reader does not know."""
         self.is_lost = False
-        """Whether it began with a snapshot of a reader that did not know it either."""
+        """Whether a snapshot says so of its writer, or another log was here before."""
+        self.is_made_anew = False
+        """Whether its reader has known another log, of which nothing is left."""
         self.is_restored = False
         """Whether it began with a snapshot."""
         self.folded = 0

@@ -15,6 +15,7 @@ from confluent_kafka import Message, Producer, TopicPartition
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
 from jobs_lib.coordination import Consumer
+from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.coordination.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -25,6 +26,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.world import Entry, Outcome
 from jobs_lib.coordination.writer import Sent
 from jobs_lib.errors import ConfigurationError, UnavailableError
+from tests.support.topics import create_topic, delete_topics
 from tests.support.waiting import linger
 
 INTERVAL = 0.5
@@ -411,6 +413,36 @@ def test_a_partition_whose_position_was_lost_with_the_log_is_not_read_at_most_on
     assert not handler.records + later.records
     set_position(open_log(log, "operator"), Shared(GROUP, data, 0), 2, wait_for)
     wait_for(lambda: handler.offsets() == [2, 3], what=lambda: str(handler.batches))
+
+
+@pytest.mark.guarantee("M14", "M22")
+@pytest.mark.expects("loop.failed")
+def test_a_log_that_is_made_anew_lets_nothing_be_handled_again_at_most_once(
+    log_topic, topic, publish, consume, open_log, wait_for, kafka_admin, heard
+):
+    log, data = log_topic(1), topic(1)
+    publish(data, 4)
+    handler = Handler()
+    consumer = consume(log, [data], handler, delivery="at_most_once")
+    wait_for(lambda: len(handler.records) == 4, what="all are handled")
+    delete_topics(kafka_admin, [log])
+    create_topic(kafka_admin, log, 1, WANTED)
+    wait_for(
+        lambda: [one for one, _ in heard if one == "offset.lost"],
+        timeout=60,
+        what="it says that its position is lost",
+    )
+    assert consumer.member.log.lost_places == {0}
+    # One that starts later reads it in the new log.
+    watching = open_log(log, "watch", only_reads=True)
+    wait_for(lambda: watching.lost_places == {0}, what="the log says so")
+    later = Handler()
+    consume(log, [data], later, client_id="b", delivery="at_most_once", group="s.other")
+    wait_for(lambda: [one for one, _ in heard if one == "offset.lost"][1:])
+    set_position(open_log(log, "operator"), Shared(GROUP, data, 0), 3, wait_for)
+    wait_for(lambda: len(handler.records) == 5, what="it goes on where it was set")
+    assert handler.offsets() == [0, 1, 2, 3, 3]
+    assert not later.records
 
 
 @pytest.mark.guarantee("M12")
