@@ -411,9 +411,10 @@ class Consumer:
             return "its claim was in the log, and the partition was lost meanwhile"
         if sent.outcome is not None or sent.is_absent:
             return None
-        position = self.member.log.find(part.shared).position
-        if position is not None and position <= find_range(messages)[0]:
-            return None
+        if self._is_decided(sent):
+            position = self.member.log.find(part.shared).position
+            if position is not None and position <= find_range(messages)[0]:
+                return None
         return "nobody knows whether its claim is in the log: it may be lost"
 
     def _skip(self, part: Part, offset: int, count: int, error: BaseException) -> None:

@@ -140,11 +140,18 @@ class Place:
         """Fail all own records likewise, but the claims of batches; return those.
 
         They may be in the log, and it tells once it was read anew: see :meth:`adopt`.
+        What was read here already is not left to that reader, who may begin behind it.
         """
+        told = {
+            said: (offset, outcome) for offset, (said, outcome) in self._own.items()
+        }
         pending = self._take_pending()
         for sent in pending:
             if not isinstance(sent.message, ClaimingMessages):
                 sent.end(None, error)
+            elif sent.message in told:
+                sent.offset, outcome = told[sent.message]
+                sent.end(outcome)
         return [sent for sent in pending if not sent.is_done]
 
     def adopt(self, sent: Sent, read_to: int, error: Exception) -> None:

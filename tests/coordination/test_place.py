@@ -112,6 +112,14 @@ def test_a_log_that_is_read_anew_tells_of_a_claim_of_a_batch(holder, is_acknowle
     assert (claim.outcome, claim.offset) == (Outcome.VALID, 2)
 
 
+def test_a_claim_of_a_batch_that_was_read_already_is_known(holder):
+    sent = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
+    holder.unacknowledged.add(sent)
+    holder.fold(2, 3, 1, sent.message, ME)
+    assert holder.hand_over(LATE) == []
+    assert (sent.outcome, sent.offset) == (Outcome.VALID, 2)
+
+
 def test_a_claim_of_a_batch_is_unknown_if_it_may_lie_before_a_snapshot(holder):
     sent = Sent(ClaimingMessages(ME, ORDERS, 0, 5, 9))
     again = Place(0, 7, 0)
