@@ -63,6 +63,8 @@ class Fleet:
         self._given = given
         self._workers: dict[str, Worker] = {}
         self._still: set[str] = set()
+        self._replaced: list[tuple[str, Worker]] = []
+        """Processes that stand still beside a later one of their name."""
         self._gone: set[str] = set()
         self._ended: list[Run] = []
 
@@ -82,7 +84,7 @@ class Fleet:
         if name in self._gone:
             self._do("start", name)
         elif name in self._still:
-            self._do("wake", name)
+            self._do(self._chance.choice(["wake", "wake", "replace"]), name)
         elif self._is_at_risk():
             self._set_clock(name)
         else:
@@ -93,15 +95,25 @@ class Fleet:
         """Let all be at work."""
         for name in sorted(self._still):
             self._do("wake", name)
+        for name, worker in self._replaced:
+            self.told.append(f"wake the one before {name}")
+            worker.resume()
         for name in sorted(self._gone):
             self._do("start", name)
 
     def end(self) -> None:
         """End all in order."""
-        for worker in self._workers.values():
+        replaced = [worker for _, worker in self._replaced]
+        for worker in [*self._workers.values(), *replaced]:
             worker.signal(SIGTERM)
         for name in sorted(self._workers):
             self._retire(name)
+        for name, worker in self._replaced:
+            code = worker.wait()
+            self._ended.append(read_run(worker, name, may_lose=True))
+            was_early = code == -SIGTERM and not self._ended[-1].batches
+            was_replaced = "has taken its partitions over" in worker.output
+            assert code == 0 or was_early or was_replaced, worker.output
 
     def list_runs(self) -> list[Run]:
         """What each process has processed that has ended."""
@@ -125,6 +137,10 @@ class Fleet:
         elif act == "stall":
             self._workers[name].pause()
             self._still.add(name)
+        elif act == "replace":
+            self._replaced.append((name, self._workers.pop(name)))
+            self._still.discard(name)
+            self.start(name)
         elif act == "shift":
             self._set_clock(name)
         elif act == "end":
@@ -140,10 +156,13 @@ class Fleet:
         """Note a process that ends in order."""
         worker = self._workers[name]
         code = worker.wait()
-        self._note(name, may_lose=False)
+        # One that it has replaced may have woken right after it had begun.
+        is_second = name in {one for one, _ in self._replaced}
+        self._note(name, may_lose=is_second)
         # The signal may come before it has begun.
         was_early = code == -SIGTERM and not self._ended[-1].batches
-        assert code == 0 or was_early, worker.output
+        was_refused = is_second and "is at work in the group" in worker.output
+        assert code == 0 or was_early or was_refused, worker.output
 
     def _note(self, name: str, *, may_lose: bool) -> None:
         self._ended.append(read_run(self._workers.pop(name), name, may_lose=may_lose))
