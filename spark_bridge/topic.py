@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 SCHEMA = "partition int, offset long, key string, version long, tombstone boolean"
+_NOT_FOR_TASKS = {
+    "database_url": "",
+    "direct_url": "",
+    "schema_registry_url": "",
+    "schema_registry": {},
+}
+"""Settings that hold secrets and go to no worker: tasks reach Kafka alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,8 @@ class TopicPart:
         """
         ends = find_settled_ends(settings, topic)
         starts = find_places(settings, topic, "start")
-        # Tasks reach Kafka alone.
         return cls(
-            settings.model_copy(update={"database_url": "", "direct_url": ""}),
+            settings.model_copy(update=dict(_NOT_FOR_TASKS)),
             topic,
             starts,
             ends,

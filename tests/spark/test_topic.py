@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from confluent_kafka import Producer
+from pyspark import cloudpickle
 from pyspark.sql import Row
 
 from jobs_lib.errors import TopicError
 from jobs_lib.kafka.keys import Piece, cut
 from jobs_lib.settings import load_settings
-from spark_bridge.topic import TopicPart, find_newest, read_topic
+from spark_bridge.topic import TopicPart, _make_source, find_newest, read_topic
 from tests.support.records import produce
 from tests.support.transactions import abort_when_waited_for, open_transaction
 
@@ -139,6 +142,24 @@ def test_no_password_of_kafka_reaches_plans_and_the_event_log(
     assert SECRET not in str(raised.value)
     logs = [path.read_bytes() for path in event_log.rglob("*") if path.is_file()]
     assert not any(SECRET.encode() in log for log in logs)
+
+
+@pytest.mark.guarantee("X15")
+def test_tasks_get_no_secret_of_the_database_or_the_schema_registry(
+    bootstrap_servers, topic
+):
+    secrets = [f"canary-{n}" for n in range(4)]
+    settings = load_settings(
+        kafka_bootstrap_servers=bootstrap_servers,
+        database_url=f"postgresql://ada:{secrets[0]}@127.0.0.1/x",
+        direct_url=f"postgresql://ada:{secrets[1]}@127.0.0.1/x",
+        schema_registry_url=f"https://ada:{secrets[2]}@registry.example",
+        schema_registry={"basic.auth.user.info": f"ada:{secrets[3]}"},
+    )
+    part = TopicPart.of(settings, topic())
+    for pickled in (pickle.dumps(part), cloudpickle.dumps(_make_source(part))):
+        assert bootstrap_servers.encode() in pickled
+        assert [one for one in secrets if one.encode() in pickled] == []
 
 
 def test_pieces_cover_each_offset_once():
