@@ -14,6 +14,7 @@ from spark_bridge.loader import Target, load_with_spark
 from spark_bridge.master import (
     check_answers,
     check_form,
+    check_kafka,
     check_password,
     read_defaults,
 )
@@ -71,24 +72,33 @@ class SparkEngine:
     def __exit__(self, *_: object) -> None:
         self._release()
 
-    def check(self, database: Database) -> None:
+    def check(
+        self, database: Database, kafka: Mapping[str, str] | None = None
+    ) -> None:
         """Check what can be checked without Spark, so before anything is begun.
 
+        Args:
+            database: the one that tasks reach.
+            kafka: the settings of Kafka's client, if tasks read a topic.
+
         Raises:
-            ReexportError: the master does not answer, the database's password would
-                cross a network in the open, or the process has a session already that
-                is not as asked.
+            ReexportError: the master does not answer, the database's password or a
+                secret of Kafka's client would cross a network in the open, or the
+                process has a session already that is not as asked.
         """
         session = find_session()
         if session is not None:
             settings = read_settings(session)
             self._check_wishes(settings)
-            check_password(settings.get("spark.master", ""), database.url, settings)
-            return
-        master = self._master or default_master()
-        check_form(master)
-        check_password(master, database.url, read_defaults() | self._settings)
-        check_answers(master)
+            master = settings.get("spark.master", "")
+        else:
+            settings = read_defaults() | self._settings
+            master = self._master or default_master()
+            check_form(master)
+        check_password(master, database.url, settings)
+        check_kafka(master, kafka or {}, settings)
+        if session is None:
+            check_answers(master)
 
     def _check_wishes(self, settings: Mapping[str, str]) -> None:
         """Check that the session that is there already has what this one was to have.

@@ -89,6 +89,7 @@ def plan_states(
     Raises:
         ReexportError: the frame or the topic is not fit for it.
     """
+    engine.check(database, entity.topic.settings.kafka)
     check_topic(entity)
     spark = engine.open(database)
     return plan_frame(spark, open_frame(spark, source, entity), entity, ranges)

@@ -41,10 +41,10 @@ class SparkFinder:
     packed: str | None = None
     """The file that brings the library to the workers."""
 
-    def check(self, database: Database) -> None:
+    def check(self, database: Database, settings: Settings) -> None:
         """Check what can be checked without Spark; see :meth:`SparkEngine.check`."""
         with self._make_engine() as engine:
-            engine.check(database)
+            engine.check(database, settings.kafka)
 
     def _make_engine(self) -> SparkEngine:
         return SparkEngine(self.master, self.conf, packed=self.packed)
@@ -145,7 +145,7 @@ def start_stale(
     finder = choose_finder(engine, master, conf, packed)
     if isinstance(finder, SparkFinder):
         # Before anything is begun.
-        finder.check(database)
+        finder.check(database, settings)
     return remove_stale(
         database,
         settings,

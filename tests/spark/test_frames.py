@@ -10,7 +10,7 @@ import pytest
 from jobs_lib import join_key, reexport
 from jobs_lib.cli.reexport import reexport as commands
 from jobs_lib.errors import ReexportError
-from spark_bridge import FrameSource, start, workers
+from spark_bridge import FrameSource, master, start, start_stale, workers
 from spark_bridge.frame_engine import check_topic
 from spark_bridge.frames import _join_key, number_rows, open_frame, plan_frame
 from spark_bridge.staging import KEY, RANGE
@@ -261,6 +261,26 @@ def test_nothing_begins_with_a_bad_frame(spark, fleet, database, admin):
     with pytest.raises(ReexportError, match="no whole number of 64 bits"):
         begin_and_load(database, fleet, source)
     assert count(admin, "reexports") == count(admin, "jobs") == 0
+
+
+@pytest.mark.guarantee("X15")
+def test_nothing_begins_where_a_secret_of_kafka_would_cross_a_network(
+    spark, fleet, database, admin, monkeypatch
+):
+    entity = fleet.entities["planes"]
+    settings = fleet.settings.model_copy(update={"kafka": {"sasl.password": "canary"}})
+    monkeypatch.setattr(type(entity.topic), "settings", settings)
+    monkeypatch.setattr(master, "is_here", lambda _: False)
+    # The database's own would be refused first.
+    monkeypatch.setattr(master, "has_password", lambda _: False)
+    frame = make_frame(spark, [("N1", 1, 1)])
+    for begin in (
+        lambda: begin_and_load(database, fleet, frame),
+        lambda: start_stale(database, settings, entity, rate=60),
+    ):
+        with pytest.raises(ReexportError, match="JOBS_LIB_KAFKA holds a secret"):
+            begin()
+        assert count(admin, "reexports") == 0
 
 
 def test_a_start_ends_when_no_executor_is_there_for_too_long(
