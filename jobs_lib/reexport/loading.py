@@ -181,6 +181,7 @@ def lock_range(
     connection: psycopg.Connection[Any], queries: Queries, loading: Loading, number: int
 ) -> Found | None:
     """Lock the range's row; return None if there is nothing to load."""
+    connection.execute(queries["limit_loader"])
     found = connection.execute(
         queries["lock_range"],
         {

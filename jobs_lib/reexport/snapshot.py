@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 HOLD_SECONDS = 600.0
 """For how long a snapshot is held by default, at most."""
+_SERVER_WAITS = 30.0
+"""Seconds more for the server, which ends a holder that does not do so itself."""
 _SLOWEST = 5_000
 """Keys that even a slow machine loads in a second."""
 _GONE = (
@@ -116,7 +118,10 @@ def hold_snapshot(database: Database, begun: Begun, seconds: float) -> Iterator[
         timer = threading.Timer(seconds, give_up)
         timer.daemon = True
         connection.execute(queries["begin_snapshot"])
-        row = connection.execute(queries["export_snapshot"]).fetchone()
+        limit = f"{(seconds + _SERVER_WAITS) * 1_000:.0f}ms"
+        row = connection.execute(
+            queries["export_snapshot"], {"limit": limit}
+        ).fetchone()
         assert row is not None
         timer.start()
         try:
@@ -156,6 +161,7 @@ def reading(
                 f"the snapshot {snapshot!r} is no longer held: the loader that held it "
                 "has ended. Start the re-export again"
             ) from None
+        connection.execute(queries["limit_loader"])
         yield
     finally:
         connection.rollback()

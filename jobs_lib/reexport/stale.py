@@ -274,6 +274,7 @@ def _load(
     with database.connect("re-export") as connection:
         keys = _leave_out_recent(connection, queries, settings, entity, stale)
         with connection.transaction() as transaction:
+            connection.execute(queries["limit_loader"])
             home, partitions = read_home(connection, queries)
             if _is_loaded(connection, queries, entity, reexport):
                 return None

@@ -111,12 +111,13 @@ from unnest(%(lowers)s::text[], %(uppers)s::text[], %(keys)s::bigint[])
 begin isolation level repeatable read read only
 
 -- name: export_snapshot
--- The holder waits in its transaction, which servers may limit.
-with unlimited as materialized (
-    select set_config(name, '0', true) from pg_settings
+-- The holder waits in its transaction, which servers may limit to less. It gives the
+-- snapshot up itself; a process that is stopped, or cut off, cannot.
+with limited as materialized (
+    select set_config(name, %(limit)s, true) from pg_settings
     where name in ('idle_in_transaction_session_timeout', 'transaction_timeout')
 )
-select pg_export_snapshot() from (select count(*) from unlimited) u
+select pg_export_snapshot() from (select count(*) from limited) l
 
 -- name: count_loaded_ranges
 select count(loaded_at), count(*) from {schema}.reexport_ranges
@@ -168,6 +169,16 @@ order by x.id desc limit 1
 select range, keys from {schema}.reexport_ranges
 where reexport_id = %(reexport)s and loaded_at is null order by range
 
+-- name: limit_loader
+-- A loader that stands still, or whose machine is gone, must not keep what it has locked:
+-- whoever loads its range again waits for it. The server alone notices that, and by its own
+-- keepalives after hours. Only the transaction has these limits.
+select set_config('idle_in_transaction_session_timeout', '60s', true),
+    set_config('tcp_keepalives_idle', '15', true),
+    set_config('tcp_keepalives_interval', '5', true),
+    set_config('tcp_keepalives_count', '3', true),
+    set_config('tcp_user_timeout', '30s', true)
+
 -- name: lock_range
 -- A second task for the range may be a retried, a speculative or an orphaned one. It
 -- waits here and then sees that the range is loaded. The time of start distinguishes
@@ -186,7 +197,12 @@ where reexport_id = %(reexport)s and range = %(range)s
 -- name: lock_reexport
 -- A statement of its own: the next one must see what others have committed meanwhile.
 -- Returns the snapshot that all ranges are loaded from, if there is one.
-select nullif(snapshot, 'lost') from {schema}.reexports where id = %(reexport)s for update
+--
+-- Relays wait for the row, and send no live rows meanwhile. So the server ends a process
+-- soon that is stopped between this and its commit.
+select nullif(snapshot, 'lost'),
+    set_config('idle_in_transaction_session_timeout', '10s', true)
+from {schema}.reexports where id = %(reexport)s for update
 
 -- name: count_range
 update {schema}.reexports x set

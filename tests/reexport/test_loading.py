@@ -15,7 +15,7 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.partitioner import choose_origin
 from jobs_lib.reexport import SqlEngine, begin, load, load_range, run
 from jobs_lib.reexport.chunks import snooze_bound
-from jobs_lib.reexport.loading import Loading, encode_chunks
+from jobs_lib.reexport.loading import KeyList, Loading, encode_chunks
 from jobs_lib.reexport.run import next_wave, refill_at
 from tests.reexport.helpers import (
     loaded_keys,
@@ -54,6 +54,48 @@ def load_all(database, begun):
             load_range(connection, database.queries, begun.loading, number)
             for number in range(4)
         ]
+
+
+LIMITS = """
+select name, setting from pg_settings where name in (
+    'idle_in_transaction_session_timeout', 'tcp_keepalives_idle', 'tcp_user_timeout'
+)
+"""
+NOTING = f"""
+create table noted (name text, setting text);
+create function note() returns trigger language plpgsql as $$ begin
+    insert into noted {LIMITS};
+    return new;
+end $$;
+create trigger note before update of total on jobs_lib.reexports
+for each row execute function note();
+"""
+
+
+@pytest.mark.guarantee("X6")
+def test_the_server_ends_a_loader_that_stands_still_before_others_wait_long(
+    database, begun
+):
+    seen = {}
+
+    def read(connection, *args):
+        seen.update(connection.execute(LIMITS).fetchall())
+        return KeyList.read(connection, *args)
+
+    with database.connect("test") as connection:
+        connection.execute(NOTING)
+        before = connection.execute(LIMITS).fetchall()
+        load_range(connection, database.queries, begun.loading, 0, read)
+        assert connection.execute(LIMITS).fetchall() == before
+    # The range waits for it.
+    assert seen == {
+        "idle_in_transaction_session_timeout": "60000",
+        "tcp_keepalives_idle": "15",
+        "tcp_user_timeout": "30000",
+    }
+    # Relays wait for it, with their live rows.
+    noted = dict(query(database, "select * from noted"))
+    assert noted["idle_in_transaction_session_timeout"] == "10000"
 
 
 def test_a_range_loaded_twice_is_loaded_once(database, begun):

@@ -9,7 +9,7 @@ import pytest
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError
 from jobs_lib.postgres.database import Database
-from jobs_lib.reexport import SqlEngine, begin, load, load_range, start
+from jobs_lib.reexport import SqlEngine, begin, load, load_range, snapshot, start
 from jobs_lib.reexport.snapshot import Hold, hold_snapshot
 from tests.reexport.helpers import loaded_keys, make_entity, make_table, query
 
@@ -90,6 +90,22 @@ def test_loaders_in_parallel_share_the_snapshot(database):
         for thread in threads:
             thread.join()
     assert loaded_keys(database) == KEYS
+
+
+@pytest.mark.guarantee("X3")
+@pytest.mark.usefixtures("table")
+def test_the_server_lets_it_go_if_its_holder_stands_still(
+    database, wait_for, monkeypatch
+):
+    # As in a process that is stopped: its own timer never rings.
+    monkeypatch.setattr(threading.Timer, "start", lambda _: None)
+    monkeypatch.setattr(snapshot, "_SERVER_WAITS", 0.3)
+    begun = begin(database, make_entity(), rate=6_000, ranges=2, hold=HOLD)
+    with hold_snapshot(database, begun, 0.2) as held:
+        wait_for(lambda: query(database, HOLDERS) == [], what="it is let go")
+        with pytest.raises(ReexportError, match="no longer held"):
+            SqlEngine().load(database, held.loading, [0])
+    assert loaded_keys(database) == []
 
 
 @pytest.mark.parametrize(
