@@ -161,10 +161,13 @@ def remove_stale(
                 database, settings, entity, reexport, stale, rate, chunk, watch_lag
             )
     except BaseException:
-        # Without the database the next call goes on, as after a kill. The first error
-        # is the one to be told.
-        with suppress(UnavailableError, OperationalError):
-            _give_up(database, reexport)
+        # One that another call has begun is still compared by that. Or that was killed,
+        # and then the next call goes on with it.
+        if unfinished is None:
+            # Without the database the next call goes on, as after a kill. The first
+            # error is the one to be told.
+            with suppress(UnavailableError, OperationalError):
+                _give_up(database, reexport)
         raise
     return loaded or _go_on(database, entity, reexport, rate, watch_lag)
 

@@ -50,8 +50,9 @@ on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
 returning id
 
 -- name: look_at_stale
--- Whether it is open, and whether its keys are loaded.
-select x.state in ('loading', 'running', 'paused'), exists (
+-- Whether it is open, and whether its keys are loaded. One that was given up may go on for
+-- the changes of transactions, and is one of stale keys no more.
+select x.stale and x.state in ('loading', 'running', 'paused'), exists (
     select from {schema}.reexport_ranges r where r.reexport_id = x.id
 )
 from {schema}.reexports x where x.id = %(reexport)s

@@ -343,6 +343,43 @@ def test_one_that_was_killed_while_it_compared_goes_on_and_is_not_done(shop):
     assert (loaded.total, loaded.rate, loaded.ranges) == (2, 70, 1)
 
 
+@pytest.mark.guarantee("X10")
+def test_a_second_call_that_fails_does_not_end_the_first_one(shop):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+
+    class Twice(SqlFinder):
+        @contextmanager
+        def find(self, *given):
+            with super().find(*given) as found:
+                with pytest.raises(ReexportError, match="no Spark"):
+                    remove(shop, finder=Broken(shop))
+                yield found
+
+    loaded = remove(shop, rate=70, finder=Twice())
+    # One more is the change that a transaction has given to it.
+    assert (loaded.ranges, loaded.stale, loaded.total) == (1, True, 3)
+
+
+@pytest.mark.guarantee("X10", "X11")
+def test_one_that_its_beginner_has_given_up_is_not_loaded_by_another_call(shop, admin):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+    begun = module._begin(shop.database, shop.entity, 60)
+
+    class Second(Joined):
+        @contextmanager
+        def find(self, *given):
+            with super().find(*given) as found:
+                module._give_up(shop.database, begun)
+                yield found
+
+    with pytest.raises(ReexportError, match="was ended meanwhile"):
+        remove(shop, finder=Second(shop, 1))
+    # Its change still leaves.
+    given = reexport.status(shop.database, "items")
+    assert (given.state, given.stale, given.ranges) == ("loading", False, 0)
+    assert count(admin, "jobs") == 0
+
+
 class Meanwhile(SqlFinder):
     """A finder that does something while its keys are loaded."""
 
