@@ -72,9 +72,7 @@ class SparkEngine:
     def __exit__(self, *_: object) -> None:
         self._release()
 
-    def check(
-        self, database: Database, kafka: Mapping[str, str] | None = None
-    ) -> None:
+    def check(self, database: Database, kafka: Mapping[str, str] | None = None) -> None:
         """Check what can be checked without Spark, so before anything is begun.
 
         Args:

@@ -19,6 +19,7 @@ from spark_bridge.frames import (
 from spark_bridge.loader import RESULT, Target
 from spark_bridge.staging import KEY, RANGE, VERSION, StateEncoder, make_stage
 from spark_bridge.topic import TopicPart, find_newest, read_topic
+from spark_bridge.workers import check_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,6 +93,7 @@ def plan_states(
     engine.check(database, entity.topic.settings.kafka)
     check_topic(entity)
     spark = engine.open(database)
+    check_encoder(spark, StateEncoder.of(entity))
     return plan_frame(spark, open_frame(spark, source, entity), entity, ranges)
 
 

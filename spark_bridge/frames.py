@@ -24,7 +24,7 @@ from spark_bridge.staging import (
     StateEncoder,
     make_check,
 )
-from spark_bridge.workers import awaiting_executors
+from spark_bridge.workers import awaiting_executors, explain_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -255,6 +255,8 @@ def reading(spark: Any, what: str = "the DataFrame cannot be read") -> Iterator[
         # Spark gives the traceback of a task as a text.
         if ours := _OURS.search(str(error)):
             raise ReexportError(ours[1].strip()) from error
+        if lacking := explain_missing(error):
+            raise lacking from error
         line = describe(error).splitlines()[0]
         raise ReexportError(f"{what}: {line}. Correct it, and start again") from error
 

@@ -21,32 +21,39 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 FOLDER = "jobs_lib_packed"
 """Where Spark unpacks the file, in a worker's own folder."""
 ARCHIVES, PATH = "spark.archives", "spark.executorEnv.PYTHONPATH"
 _FACTS = "jobs_lib_packed.json"
 _OURS = ("jobs_lib", "spark_bridge")
-_NEEDED = ("jobs-lib", "numpy", "pyarrow")
-_IF_THERE = ("psycopg-binary", "psycopg-c")
+_NEEDED = ("jobs-lib", "numpy", "pandas", "pyarrow")
+_IF_THERE = ("fastavro", "psycopg-binary", "psycopg-c")
 _LEFT_OUT = {"__pycache__", "tests", "include"}
 _NAME = re.compile(r"[\w.-]+")
 _COMPRESSION = 3
 """Higher levels take much longer for a few per cent."""
 
 
-def pack(path: Path) -> int:
+def pack(path: Path, modules: Iterable[str] = ()) -> int:
     """Pack the library, and the packages that it needs, as they are installed here.
+
+    Args:
+        path: of the file.
+        modules: of the application, whose types a DataFrame's states are checked by.
 
     Returns the size of the file in bytes.
 
     Raises:
-        ReexportError: a package is missing here, or the file cannot be written.
+        ReexportError: a package or module is missing here, or the file cannot be
+            written.
     """
     if not path.name.endswith((".tar.gz", ".tgz")):
         raise ReexportError(f"Spark knows a packed file by .tar.gz, not {path.name!r}")
     files = dict(_find_files())
+    for module in modules:
+        files |= dict(_find_module(module))
     # Renamed into place: a file that is written in part must not be sent.
     written = path.with_name(f"{path.name}.part")
     try:
@@ -122,19 +129,36 @@ def _find_files() -> Iterator[tuple[str, Path]]:
     """Yield the name of each file in the archive, and where it lies here."""
     # Our own by their folders: one that is installed as editable lists no files.
     for package in _OURS:
-        spec = importlib.util.find_spec(package)
-        assert spec is not None
-        for folder in map(Path, spec.submodule_search_locations or ()):
-            for file in folder.rglob("*"):
-                name = file.relative_to(folder.parent)
-                if file.is_file() and not _LEFT_OUT & set(name.parts[:-1]):
-                    yield name.as_posix(), file
+        yield from _find_module(package)
     for distribution in _find_distributions():
         for listed in distribution.files or ():
             inside = listed.parts[0] not in ("..", "/", *_OURS)
             file = Path(str(listed.locate()))
             if inside and not _LEFT_OUT & set(listed.parts[:-1]) and file.is_file():
                 yield listed.as_posix(), file
+
+
+def _find_module(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a module, or of the whole package that it lies in."""
+    # As for the app itself, the working folder counts.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    whole = name.partition(".")[0]
+    spec = importlib.util.find_spec(whole) if whole.isidentifier() else None
+    folders = None if spec is None else spec.submodule_search_locations
+    if spec is None or (folders is None and not spec.has_location):
+        raise ReexportError(
+            f"there is no module {name!r} here that could be packed: name one that "
+            "Python imports from a file, as in shop.states"
+        )
+    if folders is None:
+        file = Path(str(spec.origin))
+        yield file.name, file
+    for folder in map(Path, folders or ()):
+        for file in folder.rglob("*"):
+            inside = file.relative_to(folder.parent)
+            if file.is_file() and not _LEFT_OUT & set(inside.parts[:-1]):
+                yield inside.as_posix(), file
 
 
 def _find_distributions() -> Iterator[importlib.metadata.Distribution]:

@@ -10,8 +10,13 @@ show. See :mod:`spark_bridge.loader` for the way over a network.
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jobs_lib.kafka.keys import PIECE, cut, read_keys
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 SCHEMA = "partition int, offset long, key string, version long, tombstone boolean"
+_PATH = "PYTHONPATH"
 _NOT_FOR_TASKS = {
     "database_url": "",
     "direct_url": "",
@@ -111,8 +117,36 @@ def read_topic(spark: Any, part: TopicPart) -> Any:
     known = read_settings(spark)
     check_kafka(known.get("spark.master", ""), part.settings.kafka, known)
     source = _make_source(part)
-    spark.dataSource.register(source)
+    with _finding_packages(spark):
+        spark.dataSource.register(source)
     return spark.read.format(source.name()).load()
+
+
+@contextmanager
+def _finding_packages(spark: Any) -> Iterator[None]:
+    """Let a process that Spark starts beside this one find the packages, too.
+
+    Spark makes a data source there, by the Python of the workers. What is packed is
+    unpacked on workers alone, where these folders come last.
+    """
+    try:
+        context = spark.sparkContext
+    except Exception:
+        # Spark Connect has none; its server runs what is made of a source.
+        yield
+        return
+    before = dict(context.environment)
+    if context.pythonExec != sys.executable:
+        paths = sysconfig.get_paths()
+        ours = str(Path(__file__).parents[1])
+        given = filter(None, [before.get(_PATH)])
+        folders = (*given, ours, paths["purelib"], paths["platlib"])
+        context.environment[_PATH] = os.pathsep.join(dict.fromkeys(folders))
+    try:
+        yield
+    finally:
+        context.environment.clear()
+        context.environment.update(before)
 
 
 def find_newest(records: Any, *, keyless: bool = False) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from spark_bridge.loader import Target
+    from spark_bridge.staging import StateEncoder
 
 PATIENCE = 300.0
 """Seconds for which a cluster may have no executor for us. Spark would wait for ever,
@@ -32,7 +33,13 @@ _PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _WAY_OUT = (
     f"The workers need Python {_PYTHON} and jobs-lib[spark] {__version__}. Install it "
     "there and name the Python by PYSPARK_PYTHON, or send the packages along: "
-    "`jobs-lib reexport pack FILE`, then `--packed FILE`"
+    "`jobs-lib reexport pack FILE`, with `--module NAME` for one of yours, then "
+    "`--packed FILE`"
+)
+_STATES_WAY_OUT = (
+    "Tasks check the states of a DataFrame by the type of the topic's values, so the "
+    "workers need the module of that type and what it imports. Install it there, or "
+    "send it along: `jobs-lib reexport pack FILE --module NAME`, then `--packed FILE`"
 )
 _EXECUTOR = re.compile(r"\(TID \d+\) \((\S+) executor [^)]*\): ?")
 _RAISED = re.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?:: (.*))?$", re.MULTILINE)
@@ -69,9 +76,30 @@ def check_workers(session: Any, target: Target) -> None:
     Raises:
         ReexportError: some lack something; it names the host and what that is.
     """
+    _ask(
+        session,
+        make_probe(target.url, target.schema, target.pgbouncer, target.timeout),
+    )
+
+
+def check_encoder(session: Any, encoder: StateEncoder) -> None:
+    """Ask workers that can load whether they can also make the bytes of states.
+
+    Raises:
+        ReexportError: some cannot; it names the host and what is missing there.
+    """
+    if not is_local(read_settings(session).get("spark.master", "")):
+        _ask(session, make_encoder_probe(encoder))
+
+
+def _ask(session: Any, probe: Callable[[int], str | None]) -> None:
+    """Run a probe on all workers.
+
+    Raises:
+        ReexportError: it tells a fault of some.
+    """
     from pyspark.sql.functions import udf
 
-    probe = make_probe(target.url, target.schema, target.pgbouncer, target.timeout)
     # Not by Arrow, which is one of the packages that a worker may lack.
     ask = udf(probe, "string", useArrow=False)
     told: set[str] = set()
@@ -127,6 +155,34 @@ def make_probe(
                 f"{host} does not reach the database: {describe(error)}. Give a URL "
                 "that holds on the workers, too, or load without them: --engine sql"
             )
+        return None
+
+    return probe
+
+
+def make_encoder_probe(encoder: StateEncoder) -> Callable[[int], str | None]:
+    """Make the function that tells why a worker cannot encode states, or None."""
+    from pyspark import cloudpickle
+
+    # As bytes: the function itself must not need the application to be unpickled.
+    pickled, way_out = cloudpickle.dumps(encoder), _STATES_WAY_OUT
+
+    def probe(_: int) -> str | None:
+        import pickle
+        import socket
+        import time
+
+        from jobs_lib.masking import describe
+
+        time.sleep(0.25)
+        try:
+            import pandas  # noqa: F401 - this is looked for
+
+            pickle.loads(pickled)  # noqa: S301 - these are our own bytes
+        # Whatever the application's modules raise when they are imported there.
+        except Exception as error:
+            host = socket.gethostname()
+            return f"{host} cannot encode states ({describe(error)}). {way_out}"
         return None
 
     return probe
@@ -230,6 +286,11 @@ def count_executors(session: Any) -> int | None:
         return len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1
     except Exception:
         return None
+
+
+def explain_missing(error: BaseException) -> ReexportError | None:
+    """Say in one line what a worker lacks; None if the error is of another kind."""
+    return explain(error) if _SET_UP.search(_find_reason(str(error))) else None
 
 
 def explain(error: BaseException) -> ReexportError:

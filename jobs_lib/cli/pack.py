@@ -19,7 +19,14 @@ _URL = re.compile(r"://[^/@\s]*:[^/@\s]+@|\bpassword=")
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-def pack(file: Path) -> None:
+@click.option(
+    "--module",
+    "modules",
+    metavar="NAME",
+    multiple=True,
+    help="Also pack a module of yours, for DataFrames; as often as needed.",
+)
+def pack(file: Path, modules: tuple[str, ...]) -> None:
     """Pack the library for workers of Spark that have none, for start --packed FILE.
 
     FILE ends in .tar.gz. The workers need a Python of the same version.
@@ -27,7 +34,7 @@ def pack(file: Path) -> None:
     from spark_bridge.pack import ARCHIVES, FOLDER, PATH
     from spark_bridge.pack import pack as write
 
-    size = write(file)
+    size = write(file, modules)
     click.echo(
         f"{file}: {size / 1e6:,.0f} MB. Start with --packed {file}; give spark-submit "
         f"--conf {ARCHIVES}={file}#{FOLDER} --conf {PATH}={FOLDER}"

@@ -8,16 +8,36 @@ import sys
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from jobs_lib import reexport
 from spark_bridge.session import java_home
-from tests.reexport.helpers import loaded_keys
-from tests.spark.fleet import KEYS, RANGES, Fleet
+from tests.reexport.helpers import loaded_keys, query
+from tests.spark.fleet import KEYS, RANGES, Fleet, spark_options
 from tests.spark.places import load_and_look
 from tests.support.spark_cluster import SETTINGS, SparkCluster
 
 ROOT = Path(__file__).parents[2]
+PLANES = """
+import os
+from dataclasses import dataclass
+
+from jobs_lib import App
+
+@dataclass
+class Plane:
+    tail: str
+    seats: int
+    version: int
+
+app = App("planes")
+planes = app.topic(
+    os.environ.get("PLANES_TOPIC", "t"), value=Plane, compacted=True, partitions=4
+)
+app.entity(planes, source="nothing", key="tail", name="planes")(lambda _, __: {})
+"""
 BARE = str(Path(sys.base_prefix, "bin", "python3"))
 """The Python below the virtual environment, which has no packages of ours."""
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -179,6 +199,44 @@ def test_bare_workers_load_by_a_packed_library_and_a_service_file(
     cluster.service_file.write_text(mine.read_text())
     await_end(fleet.start(cluster.master, "--packed", str(packed), **bare))
     assert loaded_keys(fleet.database) == KEYS
+
+
+@pytest.mark.guarantee("X4", "X13")
+def test_bare_workers_load_a_data_frame_by_a_packed_application(
+    cluster, fleet, topic, bootstrap_servers, tmp_path
+):
+    name = topic(4, config={"cleanup.policy": "compact"})
+    (tmp_path / "planes.py").write_text(PLANES)
+    files = tmp_path / "planes.parquet"
+    tails = [f"N{n:05}" for n in range(2_000)]
+    columns = {"tail": tails, "seats": [*range(2_000)], "version": [3] * 2_000}
+    parquet.write_table(pa.table(columns), files)
+    env = {
+        "JOBS_LIB_APP": "planes:app",
+        "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
+        "PLANES_TOPIC": name,
+        "PYSPARK_PYTHON": BARE,
+    }
+    options = (
+        *("--rate", "6000", "--ranges", "8", "--parquet", str(files)),
+        *spark_options(cluster.master, packages=""),
+    )
+
+    def start(*modules):
+        packed = str(tmp_path / "packed.tar.gz")
+        await_end(fleet.command("pack", packed, *modules, **env))
+        given = ("start", "planes", *options, "--packed", packed)
+        return fleet.command(*given, **env)
+
+    refused = start()
+    await_end(refused, 2)
+    assert "No module named 'planes'" in refused.errors[-1]
+    assert "--module NAME" in refused.errors[-1]
+    assert query(fleet.database, "select from jobs_lib.reexports") == []
+
+    await_end(start("--module", "planes"))
+    assert reexport.status(fleet.database, "planes").loaded == 2_000
+    assert loaded_keys(fleet.database) == tails
 
 
 def describe_service(url):

@@ -68,6 +68,8 @@ def test_the_files_are_those_that_tasks_need_and_no_others():
         *("numpy/__init__.py", "pyarrow/__init__.py", "psycopg/__init__.py"),
         # What is needed by what we need, and what psycopg takes if it is there.
         *("typing_extensions.py", "psycopg_binary/__init__.py"),
+        # The states of DataFrames need these, too.
+        *("pandas/__init__.py", "dateutil/__init__.py", "fastavro/__init__.py"),
     ):
         assert name in files, name
     assert [name for name in files if name.endswith(".so")]
@@ -83,6 +85,27 @@ def test_the_files_are_those_that_tasks_need_and_no_others():
     ours = [name for name in files if name.startswith(("jobs_lib/", "spark_bridge/"))]
     root = Path(pack.__file__).parents[1]
     assert {files[name] for name in ours} == {root / name for name in ours}
+
+
+@pytest.mark.guarantee("X13")
+def test_modules_of_the_application_are_packed_if_they_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "_find_files", lambda: [])
+    monkeypatch.chdir(tmp_path)
+    for name in ("shopmod.py", "store/__init__.py", "store/states/planes.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    options = ["--module", "shopmod", "--module", "store.states"]
+    done = CliRunner().invoke(command, ["a.tar.gz", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    with tarfile.open(tmp_path / "a.tar.gz") as archive:
+        assert archive.getnames()[1:] == [
+            *("shopmod.py", "store/__init__.py", "store/states/planes.py")
+        ]
+    for name in ("absentmod", "sys", "..shopmod", ""):
+        with pytest.raises(ReexportError, match=f"no module '{name}' here"):
+            pack.pack(tmp_path / "b.tar.gz", [name])
+    assert not [*tmp_path.glob("b.*")]
 
 
 def test_caches_and_tests_of_ours_stay_here(tmp_path, monkeypatch):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 
+from jobs_lib.app import App
 from jobs_lib.errors import ReexportError
+from jobs_lib.outbox.topic import Entity
+from jobs_lib.settings import Settings
 from spark_bridge import workers
+from spark_bridge.frames import reading
 from spark_bridge.loader import Target
-from spark_bridge.workers import explain, make_probe
+from spark_bridge.staging import StateEncoder
+from spark_bridge.workers import explain, make_encoder_probe, make_probe
 
 JOB = (
     "An error occurred while calling o61.collectToPython.\n: org.apache.spark."
@@ -89,6 +97,39 @@ def test_a_probe_names_what_is_missing(database, monkeypatch):
     other = make_probe(*ready)(0)
     assert other is not None
     assert "and this process 9.9.9" in other
+
+
+@pytest.mark.guarantee("X13")
+def test_a_probe_names_the_module_of_the_application_that_is_missing(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "absent_states.py").write_text(
+        "from dataclasses import dataclass\n\n"
+        "@dataclass\nclass Plane:\n    tail: str\n    version: int\n"
+    )
+    with monkeypatch.context() as here:
+        here.syspath_prepend(tmp_path)
+        module = importlib.import_module("absent_states")
+        topic = App("test", settings=Settings()).topic(
+            "planes", value=module.Plane, compacted=True, partitions=1
+        )
+        entity = Entity("planes", topic, "planes", "tail", lambda _, __: {})
+        probe = make_encoder_probe(StateEncoder.of(entity))
+        assert probe(0) is None
+    del sys.modules["absent_states"]
+    told = probe(0)
+    assert told is not None
+    assert "No module named 'absent_states'" in told
+    assert "--module NAME" in told
+
+
+def test_a_frame_whose_task_lacks_a_module_is_refused_with_the_way_out():
+    text = TASK.format("ModuleNotFoundError: No module named 'absent_states'")
+    with pytest.raises(ReexportError) as told, reading(None):
+        raise ValueError(text)
+    assert "No module named 'absent_states'. The workers need" in str(told.value)
+    with pytest.raises(ReexportError, match="read: ValueError: odd"), reading(None):
+        raise ValueError("odd")
 
 
 def test_jobs_end_when_no_executor_is_there_for_too_long(spark, monkeypatch):
