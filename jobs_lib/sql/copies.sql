@@ -36,11 +36,13 @@ delete from {schema}.topic_copies where entity = %(entity)s and copy = %(copy)s
 
 -- name: find_copy_filling
 -- The latest re-export that has filled it and began while it was fed. An earlier one lacks
--- what was sent in between.
+-- what was sent in between. Ids tell the order also after a clock was set back; the times,
+-- if the re-export that began the copy is gone.
 select max(x.id) from {schema}.topic_copies c
 join {schema}.reexports x on x.entity = c.entity and x.topic = c.copy
-    and x.started_at >= c.began_at
+left join {schema}.reexports b on b.topic = c.copy and b.started_at = c.began_at
 where c.entity = %(entity)s and c.copy = %(copy)s and {has_filled}
+    and case when b.id is null then x.started_at >= c.began_at else x.id >= b.id end
 
 -- name: find_uncopied
 -- The latest re-export that sent states to a topic after its copy was filled: a relay

@@ -170,6 +170,22 @@ def test_only_a_re_export_of_the_whole_table_fills_a_new_topic(shop, goal):
 
 
 @pytest.mark.guarantee("W24")
+def test_a_move_that_is_begun_again_after_the_clock_was_set_back_can_end(shop, goal):
+    move(shop, goal, rate=60)
+    reexport.cancel(shop.database, "items")
+    # The clock was an hour ahead.
+    for table, name in (("reexports", "started_at"), ("topic_copies", "began_at")):
+        shop.admin.execute(f"update jobs_lib.{table} set {name} = {name} + '1 h'")
+    with pytest.raises(ReexportError, match="has not finished"):
+        end_move(shop.database, shop.entity, goal)
+    with running(shop.app, "executor", "relay"):
+        move(shop, goal)
+        shop.await_end()
+    end_move(shop.database, shop.entity, goal)
+    assert shop.read_newest(goal.name) == shop.read_table()
+
+
+@pytest.mark.guarantee("W24")
 def test_the_switch_is_refused_after_a_re_export_to_the_former_topic_alone(
     shop, goal, admin
 ):
