@@ -187,7 +187,9 @@ def _print_readers(topic: str, readers: Readers) -> None:
     if not readers.groups:
         click.echo(f"no group has committed an offset of {topic}")
     if readers.left_out:
-        click.echo(f"  {readers.left_out:,} other groups were not asked")
+        click.echo(
+            f"  {readers.left_out:,} other groups were not asked, or gave no answer"
+        )
 
 
 def _print_lost(progress: Progress) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaException
 
+from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.client import make_admin
 from jobs_lib.kafka.places import find_places, read_committed
 from jobs_lib.kafka.refusal import explain
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT = 10.0
 _GROUPS = 200
+_SILENT = 3
+"""Groups that give no answer before no more are asked: each one costs seconds."""
 
 
 class ReadingGroup(NamedTuple):
@@ -37,7 +40,8 @@ class Readers(NamedTuple):
 
     Attributes:
         groups: the one that is furthest behind comes first.
-        left_out: how many groups of the cluster were not asked, since there are many.
+        left_out: how many groups of the cluster were not asked, since there are many,
+            or gave no answer.
     """
 
     groups: list[ReadingGroup]
@@ -91,7 +95,8 @@ def find_readers(settings: Settings, topic: str, *, every: bool = False) -> Read
     Args:
         settings: where Kafka is.
         topic: by its name in Kafka.
-        every: ask all groups of the cluster, however long that takes.
+        every: ask all groups of the cluster, however long that takes, and fail if one
+            gives no answer.
 
     Raises:
         AccessError: Kafka does not let this client in.
@@ -100,18 +105,32 @@ def find_readers(settings: Settings, topic: str, *, every: bool = False) -> Read
     """
     starts = find_places(settings, topic, "start")
     ends = find_places(settings, topic, "end")
+    names = _list_groups(settings, topic)
+    found, answered, silent = [], 0, 0
+    for name in names if every else names[:_GROUPS]:
+        try:
+            committed = read_committed(settings, name, topic)
+        except UnavailableError:
+            # A group may have no coordinator for a while, and be nobody's concern.
+            silent += 1
+            if every:
+                raise
+            if silent == _SILENT:
+                break
+            continue
+        answered += 1
+        if committed:
+            found.append(ReadingGroup(name, count_lag(starts, ends, committed)))
+    found.sort(key=lambda one: -one.lag)
+    return Readers(found, len(names) - answered)
+
+
+def _list_groups(settings: Settings, topic: str) -> list[str]:
+    """List the names of all groups of the cluster, sorted."""
     admin = make_admin(settings)
     try:
         listed = admin.list_consumer_groups(request_timeout=_TIMEOUT).result()
     except KafkaException as failure:
         raise explain(failure.args[0], settings, topic, "DESCRIBE") from None
     # Without the right to describe the cluster, it lists what it may describe.
-    names = sorted(one.group_id for one in listed.valid)
-    asked = names if every else names[:_GROUPS]
-    found = []
-    for name in asked:
-        committed = read_committed(settings, name, topic)
-        if committed:
-            found.append(ReadingGroup(name, count_lag(starts, ends, committed)))
-    found.sort(key=lambda one: -one.lag)
-    return Readers(found, len(names) - len(asked))
+    return sorted(one.group_id for one in listed.valid)

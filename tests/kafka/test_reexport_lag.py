@@ -13,7 +13,8 @@ from starlette.testclient import TestClient
 
 from jobs_lib import reexport as api
 from jobs_lib.cli.reexport import reexport as commands
-from jobs_lib.errors import ReexportError
+from jobs_lib.errors import ReexportError, UnavailableError
+from jobs_lib.kafka import lag as readers
 from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import find_places
 from jobs_lib.reexport import LagLimit, lag
@@ -259,6 +260,33 @@ def test_the_group_that_is_furthest_behind_is_told_first(
     found = find_readers(settings, name, every=True).groups
     near, far, at_the_end = (one.name for one in groups)
     assert found == [(far, 2), (near, 1), (at_the_end, 0)]
+
+
+@pytest.mark.guarantee("W31")
+def test_a_plan_leaves_out_groups_of_which_kafka_says_nothing(
+    bootstrap_servers, topic, monkeypatch
+):
+    settings = Settings(kafka_bootstrap_servers=bootstrap_servers)
+    asked: list[str] = []
+    silent = {"b", "d", "e", "f"}
+
+    def read(_, group, __):
+        asked.append(group)
+        if group in silent:
+            raise UnavailableError(f"no coordinator of {group}")
+        return {0: 0}
+
+    monkeypatch.setattr(readers, "_list_groups", lambda *_: [*"abcdefgh"])
+    monkeypatch.setattr(readers, "read_committed", read)
+    name = topic(1)
+    found = find_readers(settings, name)
+    assert [one.group for one in found.groups] == ["a", "c"]
+    # Each of them costs seconds.
+    assert asked == [*"abcde"]
+    assert found.left_out == 6
+    # Who deletes records must know of all.
+    with pytest.raises(UnavailableError, match="no coordinator of b"):
+        find_readers(settings, name, every=True)
 
 
 @pytest.mark.guarantee("W31")
