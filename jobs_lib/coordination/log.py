@@ -388,9 +388,10 @@ class Log:
                 self.topic, place.world.partitions or 0, self.partitions
             )
         if isinstance(said, Snapshot):
-            self._note_snapshot(place, partitions, said)
+            self._note_snapshot(place, offset, partitions, said)
         due = place.pacer.is_due(offset, place.world.now_ms)
-        wanted = isinstance(said, Probe) and said.wants_snapshot
+        is_valid = outcome is Outcome.VALID
+        wanted = is_valid and isinstance(said, Probe) and said.wants_snapshot
         due = due and is_own and said.sender.group_id != NOBODY
         if self.is_known and (due or wanted):
             self._write_snapshot(place)
@@ -409,7 +410,11 @@ class Log:
         self._gaps.add(place.number)
         place.begin_at(offset)
 
-    def _note_snapshot(self, place: Place, partitions: int, said: Snapshot) -> None:
+    def _note_snapshot(
+        self, place: Place, offset: int, partitions: int, said: Snapshot
+    ) -> None:
+        if partitions != self.partitions:
+            return
         place.pacer.written(place.world.now_ms)
         if said.partial and partitions == self.partitions:
             place.is_lost = True
@@ -417,10 +422,8 @@ class Log:
                 self.lost_places.add(place.number)
         if not place.is_partial:
             return
-        found = place.collector.add(partitions, said)
-        if found is None or partitions != self.partitions:
-            return
-        if place.can_begin_with(found):
+        found = place.collector.add(offset, partitions, said)
+        if found is not None and place.can_begin_with(found):
             raise ReadAnew(f"{self.topic}/{place.number} has a snapshot now")
 
     def _settle(self) -> None:

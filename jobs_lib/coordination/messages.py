@@ -231,7 +231,7 @@ def _read(value: bytes) -> tuple[int, Message] | Unreadable:
         if value.count(b'"') != quotes and not _is_plain(value):
             return Unreadable.NO_MESSAGE
         sender = _sender(found["group_id"], found["client_id"], found["instance_id"])
-        return _number(found["n"], LARGEST_PARTITION, 1), read(sender, found)
+        return as_number(found["n"], LARGEST_PARTITION, 1), read(sender, found)
     except (KeyError, TypeError, ValueError):
         return Unreadable.NO_MESSAGE
 
@@ -250,44 +250,46 @@ def _is_plain(value: bytes) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _sender(group_id: str, client_id: str, instance_id: str) -> Sender:
-    return Sender(_name(group_id), _name(client_id), _name(instance_id))
+    return Sender(as_name(group_id), as_name(client_id), as_name(instance_id))
 
 
 def _shared(sender: Sender, found: dict[str, Any]) -> Shared:
     # The cache takes True and 1.0 for 1.
-    partition = _number(found["partition"], LARGEST_PARTITION)
+    partition = as_number(found["partition"], LARGEST_PARTITION)
     return _make_shared(sender.group_id, found["topic"], partition)
 
 
 @lru_cache(maxsize=100_000)
 def _make_shared(group_id: str, topic: str, partition: int) -> Shared:
-    return Shared(group_id, _name(topic, TOPIC_LIMIT), partition)
+    return Shared(group_id, as_name(topic, TOPIC_LIMIT), partition)
 
 
 def _heartbeat(sender: Sender, found: dict[str, Any]) -> Heartbeat:
-    claim, position = _number(found["claim"]), _position(found["position"])
+    claim, position = as_number(found["claim"]), as_position(found["position"])
     return Heartbeat(sender, _shared(sender, found), claim, position)
 
 
 def _claiming_partition(sender: Sender, found: dict[str, Any]) -> ClaimingPartition:
-    interval = _number(found["interval_ms"], LONGEST_INTERVAL_MS, SHORTEST_INTERVAL_MS)
+    interval = as_number(
+        found["interval_ms"], LONGEST_INTERVAL_MS, SHORTEST_INTERVAL_MS
+    )
     return ClaimingPartition(sender, _shared(sender, found), interval)
 
 
 def _releasing_partition(sender: Sender, found: dict[str, Any]) -> ReleasingPartition:
-    claim, position = _number(found["claim"]), _position(found["position"])
+    claim, position = as_number(found["claim"]), as_position(found["position"])
     return ReleasingPartition(sender, _shared(sender, found), claim, position)
 
 
 def _claiming_messages(sender: Sender, found: dict[str, Any]) -> ClaimingMessages:
-    claim, first = _number(found["claim"]), _position(found["first"])
+    claim, first = as_number(found["claim"]), as_position(found["first"])
     return ClaimingMessages(
-        sender, _shared(sender, found), claim, first, _number(found["end"])
+        sender, _shared(sender, found), claim, first, as_number(found["end"])
     )
 
 
 def _release_group(sender: Sender, found: dict[str, Any]) -> ReleaseGroup:
-    return ReleaseGroup(sender, _number(found["msg_expire_time"]))
+    return ReleaseGroup(sender, as_number(found["msg_expire_time"]))
 
 
 def _probe(sender: Sender, found: dict[str, Any]) -> Probe:
@@ -306,7 +308,7 @@ def _snapshot(sender: Sender, found: dict[str, Any]) -> Snapshot:
     if any(type(one) is not str for one in texts):
         raise ValueError
     as_of, time_ms, part, parts = (
-        _number(found[name]) for name in ("as_of", "time_ms", "part", "parts")
+        as_number(found[name]) for name in ("as_of", "time_ms", "part", "parts")
     )
     digest, entries, pauses = texts
     # A release that does not know the field leaves it out.
@@ -329,18 +331,21 @@ _READERS: dict[str, tuple[Callable[[Sender, dict[str, Any]], Message], int]] = {
 }
 
 
-def _name(value: Any, limit: int = NAME_LIMIT) -> str:
+def as_name(value: Any, limit: int = NAME_LIMIT) -> str:
+    """Return what is a name; raise a ValueError for all else, as the next two do."""
     if type(value) is not str or not 0 < len(value) <= limit:
         raise ValueError
     return value
 
 
-def _number(value: Any, most: int = LARGEST_OFFSET, least: int = 0) -> int:
+def as_number(value: Any, most: int = LARGEST_OFFSET, least: int = 0) -> int:
+    """Return what is a number within bounds."""
     # A JSON `true` is an int to Python, and 1.0 is equal to 1.
     if type(value) is not int or not least <= value <= most:
         raise ValueError
     return value
 
 
-def _position(value: Any) -> int | None:
-    return None if value is None else _number(value)
+def as_position(value: Any) -> int | None:
+    """Return what is a position, or None for none."""
+    return None if value is None else as_number(value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from jobs_lib.coordination.log_topic import check_log, refuse_growth
+from jobs_lib.coordination.log_topic import check_log
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.snapshots import find_last, is_near
 from jobs_lib.errors import OffsetError
@@ -130,11 +130,8 @@ def _use_snapshots(
         or not is_near(one.world.next_offset, one.target)
     }
     try:
-        found = find_last(settings, topic, _GROUP, ranges)
+        found = find_last(settings, topic, _GROUP, ranges, len(places))
     except OffsetError as error:
         raise Cut(str(error)) from None
     for number, snapshot in found.items():
-        if snapshot.partitions != len(places):
-            raise refuse_growth(topic, snapshot.partitions, len(places))
-        if places[number].can_begin_with(snapshot):
-            places[number].restore(snapshot)
+        places[number].restore(snapshot)

@@ -61,11 +61,8 @@ class Place:
         return self.is_partial or self.is_lost
 
     def restore(self, snapshot: Found) -> None:
-        """Begin behind a snapshot. One that cannot be read changes nothing."""
-        try:
-            self.world = snapshot.restore(self.number)
-        except (TypeError, ValueError, IndexError):
-            return
+        """Begin behind a snapshot."""
+        self.world = snapshot.restore(self.number)
         self.pacer.written(self.world.now_ms)
         self.is_partial, self.is_restored = False, True
         self.is_lost = snapshot.is_partial

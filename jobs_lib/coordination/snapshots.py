@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs_lib.coordination.messages import Sender, Snapshot, decode
+from jobs_lib.coordination.messages import Sender, Snapshot, Unreadable, decode
 from jobs_lib.coordination.world import World, find_digest
 from jobs_lib.kafka.reader import PartsReader, Span
 
@@ -50,30 +50,48 @@ class Collector:
     """Puts the parts of one place's snapshots together."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[Sender, int, str], dict[int, Snapshot]] = {}
+        self._parts: dict[Snapshot, dict[int, str]] = {}
+        """The entries of each part, by what the parts have in common."""
 
-    def add(self, partitions: int, message: Snapshot) -> Found | None:
-        """Add a part; return the snapshot that is complete with it, if it is right."""
-        key = (message.sender, message.as_of, message.digest)
-        parts = self._parts.setdefault(key, {})
-        parts[message.part] = message
+    def read(self, offset: int, partitions: int, value: bytes) -> Found | None:
+        """Add a record of a log of so many partitions, if it is a part of a snapshot.
+
+        Returns what :meth:`add` does.
+        """
+        read = decode(value)
+        if isinstance(read, Unreadable) or read[0] != partitions:
+            return None
+        said = read[1]
+        if not isinstance(said, Snapshot):
+            return None
+        return self.add(offset, partitions, said)
+
+    def add(self, offset: int, partitions: int, message: Snapshot) -> Found | None:
+        """Add a part; return the snapshot that is complete with it, if it is right.
+
+        Args:
+            offset: of the part.
+            partitions: of the log, as the sender sees it, too.
+            message: the part.
+        """
+        # Nobody knows what comes later, and a number too large is none of a part.
+        if message.as_of >= offset or message.part >= message.parts:
+            return None
+        common = message._replace(part=0, entries="")
+        parts = self._parts.setdefault(common, {})
+        parts[message.part] = message.entries
         if len(parts) < message.parts:
             return None
-        del self._parts[key]
-        chosen = [parts.get(number) for number in range(message.parts)]
-        entries = "".join(one.entries for one in chosen if one is not None)
-        if find_digest([entries], message.pauses) != message.digest:
-            return None
-        # What is older than a complete one helps nobody.
-        self._parts.clear()
-        return Found(
+        del self._parts[common]
+        found = Found(
             message.as_of,
             message.time_ms,
             partitions,
-            entries,
+            "".join(parts[number] for number in range(message.parts)),
             message.pauses,
             message.partial,
         )
+        return found if _is_right(found, message.digest) else None
 
 
 class Pacer:
@@ -136,6 +154,17 @@ def split(
         )
 
 
+def _is_right(found: Found, digest: str) -> bool:
+    """Whether a snapshot has the digest that it states, and can be read."""
+    if find_digest([found.entries], found.pauses) != digest:
+        return False
+    try:
+        found.restore(0)
+    except ValueError:
+        return False
+    return True
+
+
 def is_near(start: int, end: int) -> bool:
     """Whether a part of the log is so short that a snapshot saves little."""
     return end - start <= _WINDOW
@@ -146,8 +175,9 @@ def find_last(
     topic: str,
     group: str,
     ranges: Mapping[int, tuple[int, int]],
+    partitions: int,
 ) -> dict[int, Found]:
-    """Find the last complete snapshot of each partition of the log, if there is one.
+    """Find a late snapshot of each partition of the log, if there is one that counts.
 
     It reads from the ends backwards: mostly only a small part.
 
@@ -155,7 +185,9 @@ def find_last(
         settings: where Kafka is.
         topic: the log's name in Kafka.
         group: names the client.
-        ranges: the first offset of each partition, and the one behind the last.
+        ranges: the first offset of each partition, and the one behind the last. A
+            snapshot counts if all records behind it are there.
+        partitions: how many the log has. Snapshots of another number do not count.
     """
     found: dict[int, Found] = {}
     size = _WINDOW
@@ -167,7 +199,7 @@ def find_last(
             )
             for one in open_
         }
-        found |= _find(settings, group, spans)
+        found |= _find(settings, group, spans, ranges, partitions)
         open_ = {
             one
             for one in open_ - found.keys()
@@ -178,7 +210,11 @@ def find_last(
 
 
 def _find(
-    settings: Settings, group: str, spans: dict[tuple[str, int], Span]
+    settings: Settings,
+    group: str,
+    spans: Mapping[tuple[str, int], Span],
+    ranges: Mapping[int, tuple[int, int]],
+    partitions: int,
 ) -> dict[int, Found]:
     collectors = {place: Collector() for _, place in spans}
     found: dict[int, Found] = {}
@@ -189,9 +225,11 @@ def _find(
                 # Most records are none: do not read them all.
                 if not isinstance(value, bytes) or b'"Snapshot"' not in value:
                     continue
-                read = decode(value)
-                if isinstance(read, tuple) and isinstance(read[1], Snapshot):
-                    one = collectors[place].add(read[0], read[1])
-                    if one is not None and one.as_of < (message.offset() or 0):
-                        found[place] = one
+                offset = message.offset() or 0
+                one = collectors[place].read(offset, partitions, value)
+                if one is None or one.as_of + 1 < ranges[place][0]:
+                    continue
+                # A writer that stood still may have written an older one later.
+                if place not in found or one.as_of >= found[place].as_of:
+                    found[place] = one
     return found

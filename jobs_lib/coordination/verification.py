@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from jobs_lib.coordination.messages import Snapshot, decode
 from jobs_lib.coordination.snapshots import Collector, Found, find_last
 from jobs_lib.coordination.world import World
 from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.reader import PartsReader, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from confluent_kafka import Message as KafkaMessage
 
@@ -67,8 +66,8 @@ def verify(settings: Settings, topic: str) -> list[Verified]:
     starts = find_places(settings, topic, "start")
     ends = find_places(settings, topic, "end")
     ranges = {one: (start, ends[one]) for one, start in starts.items()}
-    last = find_last(settings, topic, _GROUP, ranges)
-    folds = {one: _Fold(one, starts[one], last.get(one)) for one in starts}
+    last = find_last(settings, topic, _GROUP, ranges, len(starts))
+    folds = {one: _Fold(one, starts, last.get(one)) for one in starts}
     spans = {
         (topic, one): Span(starts[one], found.as_of + 1)
         for one, found in last.items()
@@ -84,8 +83,12 @@ def verify(settings: Settings, topic: str) -> list[Verified]:
 class _Fold:
     """The fold of one partition up to its last snapshot."""
 
-    def __init__(self, place: int, start: int, last: Found | None) -> None:
+    def __init__(
+        self, place: int, starts: Mapping[int, int], last: Found | None
+    ) -> None:
+        start = starts[place]
         self._place = place
+        self._partitions = len(starts)
         self._last = last
         self._world: World | None = World(place) if start == 0 else None
         self._begins_at = start
@@ -105,7 +108,7 @@ class _Fold:
                 self._before.clear()
             if self._world is None:
                 self._before.append((offset, time_ms, raw))
-                self._try_to_begin(raw)
+                self._try_to_begin(offset, raw)
             else:
                 self._world.apply(offset, time_ms, raw)
                 self._records += 1
@@ -117,10 +120,7 @@ class _Fold:
             return Verified(
                 self._place, Result.NO_SNAPSHOT, None, self._records, None, None
             )
-        try:
-            digest: str | None = _spell(last.restore(self._place))
-        except (TypeError, ValueError, IndexError):
-            digest = None  # Nobody can begin with it.
+        digest = _spell(last.restore(self._place))
         if world is None or world.next_offset != last.as_of + 1:
             result, folded = Result.UNKNOWN, None
         else:
@@ -137,20 +137,14 @@ class _Fold:
             return self._world.next_offset
         return self._before[-1][0] + 1 if self._before else self._begins_at
 
-    def _try_to_begin(self, raw: bytes | None) -> None:
+    def _try_to_begin(self, offset: int, raw: bytes | None) -> None:
         """Begin with the world of an older snapshot, once that is complete."""
         if raw is None or b'"Snapshot"' not in raw:
             return
-        read = decode(raw)
-        if not isinstance(read, tuple) or not isinstance(read[1], Snapshot):
-            return
-        found = self._collector.add(read[0], read[1])
+        found = self._collector.read(offset, self._partitions, raw)
         if found is None or found.as_of + 1 < self._begins_at:
             return
-        try:
-            world = found.restore(self._place)
-        except (TypeError, ValueError, IndexError):
-            return
+        world = found.restore(self._place)
         for offset, time_ms, value in self._before:
             if offset > found.as_of:
                 world.apply(offset, time_ms, value)

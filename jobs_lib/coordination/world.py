@@ -10,9 +10,15 @@ import copy
 import json
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from pydantic_core import from_json
 
 from jobs_lib.coordination.messages import (
+    LARGEST_PARTITION,
+    LONGEST_INTERVAL_MS,
+    SHORTEST_INTERVAL_MS,
+    TOPIC_LIMIT,
     ClaimingMessages,
     ClaimingPartition,
     Heartbeat,
@@ -24,6 +30,9 @@ from jobs_lib.coordination.messages import (
     Shared,
     Snapshot,
     Unreadable,
+    as_name,
+    as_number,
+    as_position,
     decode,
     find_place,
 )
@@ -301,16 +310,18 @@ class World:
         """Take over what a snapshot says. Its caller has checked the digest.
 
         Raises:
-            TypeError: it is no snapshot.
-            ValueError: likewise.
+            ValueError: it is no snapshot.
         """
-        for line in entries.split("\n")[:-1]:  # A text may hold other line ends.
-            group, topic, partition, position, *held = json.loads(line)
-            holding = None if held[0] is None else Holding(*held)
-            self.entries[Shared(group, topic, partition)] = Entry(position, holding)
-        for line in pauses.split("\n")[:-1]:
-            group, *pause = json.loads(line)
-            self.pauses[group] = Pause(*pause)
+        for line in _list_lines(entries):
+            shared, entry = _read_entry(line)
+            if shared in self.entries:
+                raise ValueError(f"{shared} comes twice")
+            self.entries[shared] = entry
+        for line in _list_lines(pauses):
+            group, pause = _read_pause(line)
+            if group in self.pauses:
+                raise ValueError(f"the pause of {group!r} comes twice")
+            self.pauses[group] = pause
 
 
 def find_digest(entries: Iterable[str], pauses: str) -> str:
@@ -320,6 +331,49 @@ def find_digest(entries: Iterable[str], pauses: str) -> str:
         digest.update(line.encode())
     digest.update(pauses.encode())
     return digest.hexdigest()
+
+
+def _list_lines(text: str) -> list[str]:
+    lines = text.split("\n")  # A line may hold other line ends.
+    if lines.pop():
+        raise ValueError("the last line has no end")
+    return lines
+
+
+def _read_line(line: str, count: int) -> list[Any]:
+    found = from_json(line, allow_inf_nan=False)
+    if type(found) is not list or len(found) != count:
+        raise ValueError(f"a line must be a list of {count} values")
+    return found
+
+
+def _read_entry(line: str) -> tuple[Shared, Entry]:
+    group, topic, partition, position, *held = _read_line(line, 10)
+    shared = Shared(
+        as_name(group),
+        as_name(topic, TOPIC_LIMIT),
+        as_number(partition, LARGEST_PARTITION),
+    )
+    if all(one is None for one in held):
+        return shared, Entry(as_position(position))
+    client, instance, claim, interval_ms, last_ms, confirmed = held
+    if type(confirmed) is not bool:
+        raise ValueError("a holding is confirmed, or not")
+    holding = Holding(
+        as_name(client),
+        as_name(instance),
+        as_number(claim),
+        as_number(interval_ms, LONGEST_INTERVAL_MS, SHORTEST_INTERVAL_MS),
+        as_number(last_ms),
+        confirmed,
+    )
+    return shared, Entry(as_position(position), holding)
+
+
+def _read_pause(line: str) -> tuple[str, Pause]:
+    group, until_ms, client, instance = _read_line(line, 4)
+    pause = Pause(as_number(until_ms), as_name(client), as_name(instance))
+    return as_name(group), pause
 
 
 def _spell_line(value: list[object]) -> str:

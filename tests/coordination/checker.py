@@ -120,6 +120,7 @@ class _Replay:
                 return
             outcome = self._world.apply(offset, time_ms, value)
             self._listener.hear(offset, time_ms, value)
+            self._compare_worlds(offset)
             found = decode(value)
             if not isinstance(found, Unreadable):
                 self._note(offset, found[1], outcome)
@@ -149,6 +150,15 @@ class _Replay:
             old.last_ms = self._world.now_ms
             if isinstance(said, ClaimingMessages):
                 self._note_range(offset, shared, old, said)
+
+    def _compare_worlds(self, offset: int) -> None:
+        """Compare both readers about the time, the partitions and the pauses."""
+        world, listener = self._world, self._listener
+        pauses = {group: (one[0], one[1:]) for group, one in world.pauses.items()}
+        ours = world.now_ms, world.partitions, pauses
+        theirs = listener.time, listener.n, listener.pauses
+        if ours != theirs:
+            self._blame(offset, f"lets two readers differ: {ours} and {theirs}")
 
     def _compare(self, offset: int, shared: Shared) -> None:
         """Compare both readers about the partition of a record."""

@@ -5,6 +5,7 @@ It shares no code with the library: tests compare the two. Names are those of th
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -174,3 +175,132 @@ class Listener:
             return True
         restarted = holder["who"][0] == who[0] and holder["who"][1] != who[1]
         return restarted and age >= holder["interval"]
+
+
+class Snapshots:
+    """Section 8: puts the parts of snapshots together.
+
+    Args:
+        n: partitions of the log.
+        first: the first offset that it still has.
+    """
+
+    def __init__(self, n: int, first: int = 0) -> None:
+        self.n = n
+        self.first = first
+        self.open: dict[tuple[Any, ...], dict[int, str]] = {}
+        """Texts of the parts that are there, by what these have in common."""
+
+    def hear(self, offset: int, value: bytes | None) -> dict[str, Any] | None:
+        """Return the snapshot of which this is the last part, if it counts."""
+        it = parse(value)
+        if it is None or it["type"] != "Snapshot" or it["n"] != self.n:
+            return None
+        if it["part"] >= it["parts"] or not self.first - 1 <= it["as_of"] < offset:
+            return None
+        it["partial"] = it.get("partial") is True
+        names = sorted((COMMON | FIELDS["Snapshot"]) - {"part", "entries"})
+        key = (it["partial"], *(it[one] for one in names))
+        parts = self.open.setdefault(key, {})
+        parts[it["part"]] = it["entries"]
+        if len(parts) < it["parts"]:
+            return None
+        del self.open[key]
+        it["entries"] = "".join(parts[one] for one in range(it["parts"]))
+        text = it["entries"] + it["pauses"]
+        if hashlib.sha256(text.encode()).hexdigest() != it["digest"]:
+            return None
+        it["entries"] = read_lines(it["entries"], ENTRY, 3)
+        it["pauses"] = read_lines(it["pauses"], PAUSE, 1)
+        return None if None in (it["entries"], it["pauses"]) else it
+
+
+HELD = ["client_id", "instance_id", "claim", "interval_ms", "time_ms", "confirmed"]
+ENTRY = ["group_id", "topic", "partition", "position", *HELD]
+PAUSE = ["group_id", "msg_expire_time", "client_id", "instance_id"]
+
+
+def read_lines(text: str, fields: list[str], about: int) -> list[list[Any]] | None:
+    """Read lines of sound fields, of which the first ones differ; None for others."""
+    *lines, rest = text.split("\n")
+    try:
+        found = [json.loads(one) for one in lines]
+    except (ValueError, RecursionError):
+        return None
+    if rest or not all(is_line(one, fields) for one in found):
+        return None
+    return found if len({(*one[:about],) for one in found}) == len(found) else None
+
+
+def is_line(line: Any, fields: list[str]) -> bool:
+    """Whether a line has the fields, each within its bounds."""
+    if not isinstance(line, list) or len(line) != len(fields):
+        return False
+    if any(has_surrogates(one) for one in line):
+        return False
+    if line[4:] == [None] * 6:
+        line = line[:4]
+    return all(
+        isinstance(value, bool) if name == "confirmed" else is_sound(name, value)
+        for name, value in zip(fields, line, strict=False)
+    )
+
+
+def begin(place: int, snapshot: dict[str, Any]) -> Listener:
+    """Begin with a snapshot that counts; the record behind `as_of` comes next."""
+    listener = Listener(place)
+    listener.time, listener.n = snapshot["time_ms"], snapshot["n"]
+    for group, topic, partition, position, *held in snapshot["entries"]:
+        about = (group, topic, partition)
+        listener.positions[about] = position
+        if held[0] is not None:
+            who, more = tuple(held[:2]), held[2:]
+            names = ["who", "claim", "interval", "last", "confirmed"]
+            listener.holders[about] = dict(zip(names, [who, *more], strict=True))
+    for group, until, *pauser in snapshot["pauses"]:
+        listener.pauses[group] = (until, (pauser[0], pauser[1]))
+    return listener
+
+
+def spell(listener: Listener) -> tuple[str, str]:
+    """Spell the entries and pauses as two members spell them alike."""
+    entries = []
+    for about in sorted(listener.positions):
+        held: list[Any] = [None] * 6
+        if holder := listener.holders.get(about):
+            held = [*holder["who"], *list(holder.values())[1:]]
+        entries.append(spell_line([*about, listener.positions[about], *held]))
+    pauses = [
+        spell_line([group, until, *pauser])
+        for group, (until, pauser) in sorted(listener.pauses.items())
+        if listener.time < until
+    ]
+    return "".join(entries), "".join(pauses)
+
+
+def spell_line(values: list[Any]) -> str:
+    """Spell a line, with its end."""
+    return "[" + ",".join(map(spell_value, values)) + "]\n"
+
+
+def spell_value(value: Any) -> str:
+    """Spell a value of a line."""
+    if isinstance(value, str):
+        return '"' + "".join(map(spell_character, value)) + '"'
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def spell_character(one: str) -> str:
+    """Spell a character of a text."""
+    names = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
+    if one in '"\\' or one in names:
+        return "\\" + names.get(one, one)
+    code = ord(one)
+    if 0x20 <= code < 0x7F:
+        return one
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    high, low = divmod(code - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"

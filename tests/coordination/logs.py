@@ -1,4 +1,7 @@
-"""Random logs: few names and small numbers, so that records meet each other."""
+"""Random logs: few names and small numbers, so that records meet each other.
+
+Some records are snapshots of what the log has said until then, whole and broken.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ from jobs_lib.coordination.messages import (
     ReleasingPartition,
     Sender,
     Shared,
+    Snapshot,
     encode,
     find_place,
 )
+from jobs_lib.coordination.snapshots import split
+from jobs_lib.coordination.world import World, find_digest
 
 PLACES = 2
 TOPICS = ("orders", "mails")
@@ -33,6 +39,8 @@ ELSEWHERE = next(
     if find_place(topic, partition, PLACES) == 1
 )
 START_MS = 1_000
+LINE = f'["shop.a","{HERE[0][0]}",{HERE[0][1]},2,"x","1",1,100,900,true]\n'
+PAUSE = '["shop.b",1200,"y","1"]\n'
 
 senders = st.builds(
     Sender,
@@ -54,7 +62,7 @@ def messages(draw: st.DrawFn) -> bytes:
     sender = draw(senders)
     shared = Shared(sender.group_id, *draw(places))
     message: Message
-    kind = draw(st.sampled_from([0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 4, 5]))
+    kind = draw(st.sampled_from([0, 0, 0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 6]))
     if kind == 0:
         message = ClaimingPartition(sender, shared, draw(intervals))
     elif kind == 1:
@@ -67,9 +75,32 @@ def messages(draw: st.DrawFn) -> bytes:
         )
     elif kind == 4:
         message = ReleaseGroup(sender, START_MS + draw(st.integers(0, 900)))
+    elif kind == 5:
+        message = Probe(sender, draw(st.booleans()))
     else:
-        message = Probe(sender)
+        message = draw(foreign_parts(sender))
     return encode(message, draw(st.sampled_from([PLACES] * 19 + [3])))
+
+
+@st.composite
+def foreign_parts(draw: st.DrawFn, sender: Sender) -> Snapshot:
+    """Draw a part of a snapshot that the log knows nothing of."""
+    entries = draw(st.sampled_from(["", LINE, LINE.replace("2,", "3,", 1)]))
+    return Snapshot(
+        sender,
+        as_of=draw(st.integers(0, 8)),
+        time_ms=START_MS + draw(st.integers(-500, 500)),
+        part=draw(st.sampled_from([0, 0, 0, 1])),
+        parts=draw(st.sampled_from([1, 1, 1, 2, 0])),
+        digest=find_digest([entries], PAUSE) if draw(st.booleans()) else "no digest",
+        entries=entries,
+        pauses=PAUSE,
+        partial=draw(st.booleans()),
+    )
+
+
+ODD = [b"5", b"1", b'"true"', b'"true"', b"null", b"[]", b"{}", b"1.0", b"true"]
+"""What may stand where `true` or `false` is wanted."""
 
 
 @st.composite
@@ -103,6 +134,12 @@ def broken(draw: st.DrawFn) -> bytes:
                 (b'"position":', b'"w":1,"position":'), (b"}", b"_1}"), (b"}", b" }"),
                 (b'"interval_ms":100', b'"interval_ms":99'),
                 (b'"wants_snapshot":false', b'"v":1'), (b'"wants_snapshot":', b'"w":'),
+                (b'"wants_snapshot":true', b'"wants_snapshot":1'),
+                *((b'"partial":false', b'"partial":' + one) for one in ODD),
+                (b',"partial":false', b""), (b'"as_of":', b'"as_of":-'),
+                (b'"part":', b'"part":null,"p":'), (b'"parts":', b'"parts":"1","p":'),
+                (b'"entries":', b'"entries":null,"e":'),
+                (b'"digest":', b'"digest":1,"d":'),
                 (b'"type":"H', b'"type":"h'), (b'"end":', b'"end":9223372036854775808'),
             ]
         )
@@ -113,33 +150,85 @@ def broken(draw: st.DrawFn) -> bytes:
 values = st.one_of([messages()] * 8 + [broken()])
 
 
+WRONG_LINES = [
+    *(("100", "99"), (",true]", ",1]"), (",false]", ",null]"), ('"x"', '""')),
+    *((",null]", ",true]"), (",null,", ",2,"), ("\n", ""), ("\n", "\n\n")),
+    *(('"x"', '"\\ud800"'), ('"x"', '"\\ud83d\\ude00"'), ('"x"', "5"), ("[", "{")),
+    *(("[", "[ "), ("]", ",1]"), ("]", "],"), (",0,", ",-0,"), (",0,", ",-1,")),
+    *((",0,", ",0.0,"), (",1,", ",true,"), (",1,", ",NaN,"), ("\n", "\r\n")),
+    *(('"orders"', f'"{"x" * 250}"'), ('"x"', f'"{"x" * 201}"'), (",1,", ",null,")),
+]
+
+
+@st.composite
+def snapshots(
+    draw: st.DrawFn, log: list[tuple[int, int, bytes]]
+) -> list[tuple[int, int, bytes]]:
+    """Draw the parts of a snapshot of a log, or of what it said a while before.
+
+    Mostly it is right. Else a part is missing, is out of order or is broken, or all
+    has the digest of lines that are none.
+    """
+    world = World(0)
+    for record in log[: draw(st.integers(max(1, len(log) - 5), len(log)))]:
+        world.apply(*record)
+    sender = draw(senders)
+    how = draw(st.sampled_from([0, 0, 0, 0, 1, 2, 3, 4, 5, 5, 5]))
+    largest = draw(st.sampled_from([1, 100, 500])) if how != 5 else 100_000
+    parts = list(split(world, sender, largest, is_partial=draw(st.booleans())))
+    if how == 1:
+        parts.pop(draw(st.integers(0, len(parts) - 1)))
+    elif how == 2:
+        parts.reverse()
+    elif how == 3:
+        parts.append(parts[0]._replace(entries=LINE))
+        parts.reverse()
+    elif how == 4:
+        parts[-1] = parts[-1]._replace(entries=LINE)
+    elif how == 5:
+        old, new = draw(st.sampled_from([*WRONG_LINES, (LINE, LINE * 2)]))
+        entries = parts[0].entries.replace(old, new, 1)
+        pauses = parts[0].pauses.replace(old, new, 1)
+        digest = find_digest([entries], pauses)
+        changed = {"entries": entries, "pauses": pauses, "digest": digest}
+        parts = [parts[0]._replace(**changed)]
+    time = log[-1][1]
+    return [
+        (len(log) + number, time, encode(part, PLACES))
+        for number, part in enumerate(parts)
+    ]
+
+
 @st.composite
 def logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
     """Draw a log: offset, append time and value of each record."""
-    found, time = [], START_MS
-    for offset, value in enumerate(draw(st.lists(values, max_size=40))):
+    found: list[tuple[int, int, bytes]] = []
+    time = START_MS
+    for value in draw(st.lists(values, max_size=40)):
         time += draw(times)
-        found.append((offset, time, value))
+        found.append((len(found), time, value))
+        if draw(st.sampled_from([False] * 15 + [True])):
+            found += draw(snapshots(found))
     return found
 
 
 @st.composite
 def living_logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
     """Draw a log in which most records are about the last claim of a partition."""
-    found, time, offset = [], START_MS, 0
+    found: list[tuple[int, int, bytes]] = []
+    time = START_MS
     last: dict[Shared, tuple[Sender, int]] = {}
     for value in draw(st.lists(values, max_size=12)):
         time += draw(times)
-        found.append((offset, time, value))
-        offset += 1
+        found.append((len(found), time, value))
+        if draw(st.sampled_from([False, False, True])):
+            found += draw(snapshots(found))
         sender = draw(senders)
         shared = Shared(sender.group_id, *HERE[0])
         if draw(st.booleans()):
-            found.append(
-                (offset, time, encode(ClaimingPartition(sender, shared, 100), PLACES))
-            )
-            last[shared] = sender, offset
-            offset += 1
+            last[shared] = sender, len(found)
+            claim = encode(ClaimingPartition(sender, shared, 100), PLACES)
+            found.append((len(found), time, claim))
         for _ in range(draw(st.integers(0, 3))):
             if shared not in last:
                 continue
@@ -156,8 +245,7 @@ def living_logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
                 ReleaseGroup(holder, time + 150),
             ]
             message = draw(st.sampled_from(choices))
-            found.append((offset, time, encode(message, PLACES)))
-            offset += 1
+            found.append((len(found), time, encode(message, PLACES)))
     return found
 
 

@@ -12,6 +12,8 @@ from jobs_lib.coordination.messages import (
     ClaimingPartition,
     Heartbeat,
     Message,
+    Probe,
+    ReleaseGroup,
     ReleasingPartition,
     Sender,
     Shared,
@@ -281,6 +283,44 @@ def test_a_range_that_is_claimed_twice_is_found():
         log.say(ClaimingMessages(ANN, MAIL, ann, None, 10))
     faults = replay(log.places, Forgetful).faults
     assert any("claims None of" in one for one in faults), faults
+
+
+class Backwards(World):
+    """The time of the log goes back with a broker's clock."""
+
+    def pass_over(self, offset: int, time_ms: int) -> None:
+        self.next_offset, self.now_ms = offset + 1, time_ms
+
+
+class Restless(World):
+    """A group is never paused."""
+
+    def _pause(self, message: ReleaseGroup) -> Outcome:
+        return Outcome.VALID
+
+
+class Uncounted(World):
+    """The last record says how many partitions the log has."""
+
+    def fold(
+        self, offset: int, time_ms: int, partitions: int, message: Message
+    ) -> Outcome:
+        self.partitions = partitions
+        return super().fold(offset, time_ms, partitions, message)
+
+
+@pytest.mark.guarantee("I40", "I31")
+@pytest.mark.parametrize("world", [Backwards, Restless, Uncounted])
+def test_readers_that_differ_about_more_than_a_partition_are_found(world):
+    log = Written()
+    log.claim(ANN)
+    log.say(ReleaseGroup(ANN, 2_000_000))
+    log.records.append((3, 999_000, b"no message"))
+    log.records.append((4, 1_000_100, encode(Probe(BEN), 2)))
+    assert replay(log.places).faults == []
+    faults = replay(log.places, world).faults
+    assert faults
+    assert all("lets two readers differ" in one for one in faults)
 
 
 @pytest.mark.guarantee("I40")

@@ -420,3 +420,77 @@ def test_a_snapshot_is_passed_over_if_records_behind_it_are_gone(
     # It says that the partition is held, which the lost record has ended.
     assert second.find(ORDERS).holding is None
     assert second.lost_places == {0}
+
+
+def spell_snapshot(log, partitions=1, entries=None, **more) -> bytes:
+    """Spell a snapshot of the log's first place, with its digest and other fields."""
+    with log.lock:
+        (part,) = snapshots.split(log.get_worlds()[0].copy(), log.sender)
+    entries = part.entries if entries is None else entries
+    digest = snapshots.find_digest([entries], part.pauses)
+    changed = {"entries": entries, "digest": digest} | more
+    return encode(part._replace(**changed), partitions)
+
+
+@pytest.mark.guarantee("M4")
+@pytest.mark.parametrize("wrong", ["of the future", "unreadable"])
+def test_a_snapshot_that_does_not_count_keeps_no_member_from_starting(
+    log_topic, open_log, bootstrap_servers, kafka_admin, wrong
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    more = {"as_of": 9} if wrong == "of the future" else {"entries": '["?"]\n'}
+    value = spell_snapshot(first, **more)
+    first.stop()
+    cut(kafka_admin, name, 0, 1)
+    write(bootstrap_servers, name, 0, value)
+    second = open_log(name, "b", interval=0.1)
+    assert second.lost_places == {0}
+    assert second.find(ORDERS).holding is None
+
+
+@pytest.mark.guarantee("M4", "M21")
+def test_a_snapshot_of_another_number_of_partitions_does_not_refuse_a_start(
+    log_topic, open_log, bootstrap_servers, monkeypatch, kafka_admin
+):
+    monkeypatch.setattr(snapshots, "_WINDOW", 1)
+    name = log_topic(1)
+    first = open_log(name, "a")
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    write(bootstrap_servers, name, 0, spell_snapshot(first, 1))
+    other = Sender("-.-", "somebody", "else")
+    wrong = spell_snapshot(first, 3, entries="", sender=other)
+    write(bootstrap_servers, name, 0, wrong)
+    first.read_to_end()
+    second = open_log(name, "b")
+    assert second._places[0].is_restored
+    assert second.find(ORDERS) == first.find(ORDERS)
+    first.stop()
+    second.stop()
+    # Where partitions were added, the snapshots that are left say so, too.
+    cut(kafka_admin, name, 0, 1)
+    grow_topic(kafka_admin, name, 2)
+    with pytest.raises(ConfigurationError, match=r"2 partitions, .* a log of 1"):
+        open_log(name, "c")
+
+
+@pytest.mark.guarantee("M4")
+@pytest.mark.parametrize("last", ["late", "unreadable"])
+def test_a_start_takes_an_older_snapshot_where_the_last_one_does_not_count(
+    log_topic, open_log, bootstrap_servers, kafka_admin, last
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    first.send(ClaimingPartition(first.sender, ORDERS, 500)).wait(WAIT)
+    # Its writer stands still until others have written newer ones.
+    late = spell_snapshot(first)
+    first.send(ReleasingPartition(first.sender, ORDERS, 0, 5)).wait(WAIT)
+    good = spell_snapshot(first)
+    bad = spell_snapshot(first, entries="[]\n")
+    first.stop()
+    write(bootstrap_servers, name, 0, good, late if last == "late" else bad)
+    cut(kafka_admin, name, 0, 2)
+    second = open_log(name, "b")
+    assert second.lost_places == set()
+    assert second.find(ORDERS) == (5, None)

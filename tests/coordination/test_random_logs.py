@@ -20,9 +20,10 @@ from jobs_lib.coordination.messages import (
     decode,
     encode,
 )
+from jobs_lib.coordination.snapshots import Collector
 from jobs_lib.coordination.world import Entry, Outcome, World, find_digest
-from tests.coordination.listener import Listener, parse
-from tests.coordination.logs import all_logs, broken, values
+from tests.coordination.listener import Listener, Snapshots, begin, parse
+from tests.coordination.logs import PLACES, all_logs, broken, values
 
 RANDOM = settings(
     max_examples=100, deadline=None, suppress_health_check=list(HealthCheck)
@@ -72,7 +73,33 @@ def test_a_reader_written_from_the_page_agrees_at_each_offset(log):
 @settings(RANDOM, max_examples=300)
 @given(values | broken() | st.binary(max_size=30))
 def test_both_readers_agree_about_what_is_a_message(value):
-    assert isinstance(decode(value), Unreadable) == (parse(value) is None)
+    found, wanted = decode(value), parse(value)
+    assert isinstance(found, Unreadable) == (wanted is None)
+    if isinstance(found, Unreadable) or wanted is None:
+        return
+    for name in ("partial", "wants_snapshot"):
+        if hasattr(found[1], name):
+            assert getattr(found[1], name) is (wanted.get(name) is True)
+
+
+@pytest.mark.guarantee("M2", "M4", "I31")
+@RANDOM
+@given(all_logs)
+def test_a_reader_written_from_the_page_begins_with_the_same_snapshots(log):
+    collector, snapshots = Collector(), Snapshots(PLACES)
+    for offset, _, value in log:
+        ours = collector.read(offset, PLACES, value)
+        theirs = snapshots.hear(offset, value)
+        assert (ours is None) == (theirs is None)
+        if ours is None or theirs is None:
+            continue
+        assert (ours.as_of, ours.is_partial) == (theirs["as_of"], theirs["partial"])
+        world, listener = ours.restore(0), begin(0, theirs)
+        compare(world, listener)
+        for record in log[ours.as_of + 1 :]:
+            world.apply(*record)
+            listener.hear(*record)
+            compare(world, listener)
 
 
 ENDS = [
