@@ -30,7 +30,13 @@ from jobs_lib.coordination.messages import (
     Shared,
     Snapshot,
 )
-from jobs_lib.coordination.names import check_interval, check_names, refuse_client
+from jobs_lib.coordination.names import (
+    check_interval,
+    check_names,
+    check_pause,
+    check_topics,
+    refuse_client,
+)
 from jobs_lib.coordination.notices import HoldListener, Notices
 from jobs_lib.coordination.patience import PIECE, Patience, read_clock
 from jobs_lib.coordination.runs import Runs, Verdict
@@ -100,8 +106,11 @@ class Member(Holdings):
         Raises:
             ConfigurationError: a value cannot be used.
         """
-        check_names(log, group, client_id, topics if parts is None else None)
+        check_names(log, group, client_id)
+        if parts is None:
+            check_topics(topics)
         check_interval(interval)
+        check_pause(topics_every)
         sender = Sender(group, client_id, uuid.uuid4().hex)
         read = Log(settings, log, sender, interval=interval)
         super().__init__(read, sender, interval)

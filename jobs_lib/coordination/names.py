@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, TypeGuard
 
 from jobs_lib.backoff import is_number
 from jobs_lib.coordination.messages import (
     LONGEST_INTERVAL_MS,
     NAME_LIMIT,
     SHORTEST_INTERVAL_MS,
+    TOPIC_LIMIT,
 )
 from jobs_lib.errors import ConfigurationError, FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from jobs_lib.coordination.messages import Sender
 
+_LONGEST_PAUSE = 86_400
+"""Seconds between two looks at topics."""
 _GROUP_NAME = re.compile(r"[^.\s]+(\.[^.\s]+)+")
 
 
-def check_names(
-    log: str, group: str, client_id: str, topics: Collection[str] | None
-) -> None:
+def check_names(log: object, group: object, client_id: object) -> None:
     """Refuse names that cannot be used.
 
     Raises:
@@ -31,30 +31,70 @@ def check_names(
     """
     if not log:
         raise ConfigurationError("the coordination log has no name: give log=…")
-    check_group(group)
-    if not isinstance(client_id, str) or not 0 < len(client_id) <= NAME_LIMIT:
+    if not _is_name(log, TOPIC_LIMIT):
         raise ConfigurationError(
-            f"client_id={client_id!r} must have 1 to {NAME_LIMIT} characters: a name "
-            "that is the process's own, and the same after a restart"
+            f"log={log!r} must be the name of a topic in Kafka, as a text of 1 to "
+            f"{TOPIC_LIMIT} characters"
         )
-    if topics is not None and (
-        isinstance(topics, str) or not topics or not all(topics)
+    check_group(group)
+    if not _is_name(client_id):
+        raise ConfigurationError(
+            f"client_id={client_id!r} must have 1 to {NAME_LIMIT} characters, and no "
+            "half of a surrogate pair: a name that is the process's own, and the same "
+            "after a restart"
+        )
+
+
+def check_topics(topics: object) -> None:
+    """Refuse what is no list of names of topics.
+
+    Raises:
+        ConfigurationError: why.
+    """
+    # An iterator is empty when it is read again.
+    if (
+        not isinstance(topics, Collection)
+        or isinstance(topics, str | bytes)
+        or not topics
+        or not all(_is_name(one, TOPIC_LIMIT) for one in topics)
     ):
         raise ConfigurationError(
-            f"topics={topics!r} must be a list of names, with one at least"
+            f"topics={topics!r} must be a list of names, with one at least: texts of 1 "
+            f"to {TOPIC_LIMIT} characters"
         )
 
 
-def check_group(group: str) -> None:
+def check_group(group: object) -> None:
     """Refuse a group's name without a namespace.
 
     Raises:
-        ConfigurationError: it has none, or is too long.
+        ConfigurationError: it has none, is too long, or is no text.
     """
-    if not _GROUP_NAME.fullmatch(group) or len(group) > NAME_LIMIT or group == "-.-":
+    if not _is_name(group) or not _GROUP_NAME.fullmatch(group) or group == "-.-":
         raise ConfigurationError(
             f"group={group!r} needs a namespace before a dot, and {NAME_LIMIT} "
-            "characters at most: such as 'shop.mailer'"
+            "characters at most, without half of a surrogate pair: such as "
+            "'shop.mailer'"
+        )
+
+
+def _is_name(name: object, limit: int = NAME_LIMIT) -> TypeGuard[str]:
+    """Whether it is a text that readers of the log let through."""
+    if not isinstance(name, str) or not 0 < len(name) <= limit:
+        return False
+    return not any("\ud800" <= one <= "\udfff" for one in name)
+
+
+def check_pause(topics_every: float) -> None:
+    """Refuse a pause between two looks that is no number of seconds.
+
+    Raises:
+        ConfigurationError: why.
+    """
+    if not is_number(topics_every) or not 0 < topics_every <= _LONGEST_PAUSE:
+        raise ConfigurationError(
+            f"topics_every={topics_every!r} must be seconds above 0, and at most "
+            f"{_LONGEST_PAUSE}"
         )
 
 

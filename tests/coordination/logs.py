@@ -190,8 +190,7 @@ def snapshots(
         entries = parts[0].entries.replace(old, new, 1)
         pauses = parts[0].pauses.replace(old, new, 1)
         digest = find_digest([entries], pauses)
-        changed = {"entries": entries, "pauses": pauses, "digest": digest}
-        parts = [parts[0]._replace(**changed)]
+        parts = [parts[0]._replace(entries=entries, pauses=pauses, digest=digest)]
     time = log[-1][1]
     return [
         (len(log) + number, time, encode(part, PLACES))
@@ -227,8 +226,8 @@ def living_logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
         shared = Shared(sender.group_id, *HERE[0])
         if draw(st.booleans()):
             last[shared] = sender, len(found)
-            claim = encode(ClaimingPartition(sender, shared, 100), PLACES)
-            found.append((len(found), time, claim))
+            value = encode(ClaimingPartition(sender, shared, 100), PLACES)
+            found.append((len(found), time, value))
         for _ in range(draw(st.integers(0, 3))):
             if shared not in last:
                 continue

@@ -907,6 +907,11 @@ def test_a_claim_that_would_only_wait_holds_no_other_partition_up(
         ({"batch": True}, "batch=True"),
         ({"start": "now"}, "start='now' must be one of earliest, latest"),
         ({"group": "mailer"}, "group='mailer' needs a namespace"),
+        ({"group": None}, "group=None needs a namespace"),
+        ({"topics": None}, "topics=None must be a list"),
+        ({"topics": 5}, "topics=5 must be a list"),
+        ({"log": 5}, "log=5 must be the name of a topic"),
+        ({"delivery": []}, r"delivery=\[\] must be one of"),
     ],
     ids=lambda given: next(iter(given)) if isinstance(given, dict) else given,
 )

@@ -34,7 +34,7 @@ from jobs_lib.coordination.messages import (
     decode,
     encode,
 )
-from jobs_lib.coordination.world import Outcome, World
+from jobs_lib.coordination.world import Outcome, World, find_digest
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.settings import Settings
 from tests.support.topics import create_topic, delete_topics, grow_topic
@@ -427,7 +427,7 @@ def spell_snapshot(log, partitions=1, entries=None, **more) -> bytes:
     with log.lock:
         (part,) = snapshots.split(log.get_worlds()[0].copy(), log.sender)
     entries = part.entries if entries is None else entries
-    digest = snapshots.find_digest([entries], part.pauses)
+    digest = find_digest([entries], part.pauses)
     changed = {"entries": entries, "digest": digest} | more
     return encode(part._replace(**changed), partitions)
 
