@@ -42,6 +42,45 @@ def consume(run_process, bootstrap_servers):
     return start
 
 
+WITHOUT_DRIVERS = """
+import sys
+
+DRIVERS = {"psycopg", "psycopg_pool", "psycopg_binary", "sqlalchemy", "alembic"}
+
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in DRIVERS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+
+from jobs_lib import Settings
+from jobs_lib.coordination import Consumer
+
+
+def handle(records):
+    print("handled", records[0].partition, records[0].offset, flush=True)
+
+
+servers, log, topic, delivery = sys.argv[1:]
+consumer = Consumer(
+    Settings(kafka_bootstrap_servers=servers),
+    log=log,
+    group="shop.mailer",
+    client_id="a",
+    topics=[topic],
+    handle=handle,
+    delivery=delivery,
+    interval=0.5,
+)
+consumer.run()
+assert not DRIVERS & {one.partition(".")[0] for one in sys.modules}
+print("ended", flush=True)
+"""
+
+
 def publish(servers: str, topic: str, count: int, partitions: int) -> None:
     """Write so many records to each partition."""
     producer = Producer({"bootstrap.servers": servers})
@@ -113,6 +152,20 @@ def test_five_processes_share_twenty_partitions_with_one_owner_each(
     history = replay(read_log(bootstrap_servers, log))
     ends = dict.fromkeys(range(20), 10)
     assert judge_at_least_once(history, runs, data, ends, most=10) == []
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_consumer_works_where_no_database_driver_can_be_imported(
+    log_topic, topic, run_process, bootstrap_servers, delivery
+):
+    log, data = log_topic(1), topic(1)
+    publish(bootstrap_servers, data, 1, 1)
+    given = [bootstrap_servers, log, data, delivery]
+    worker = run_process("-c", WITHOUT_DRIVERS, *given)
+    worker.wait_for_line("handled 0 0", timeout=WAIT)
+    worker.signal(15)
+    assert worker.wait() == 0, worker.output
+    assert "ended" in worker.lines
 
 
 KILLED = [
