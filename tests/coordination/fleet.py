@@ -1,4 +1,4 @@
-"""Members as processes that are killed, stand still, end, or have wrong clocks."""
+"""Members as processes that are killed, stand still, end, or have a wrong clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Fleet:
     Args:
         run_process: the fixture.
         chance: chooses what happens.
-        folder: where the clocks of the processes stand.
+        folder: where it stands by how much each process's time of day is wrong.
         given: what each process is given, see `tests.support.coordinated`.
     """
 
@@ -69,7 +69,7 @@ class Fleet:
         self._ended: list[Run] = []
 
     def start(self, name: str) -> None:
-        """Start a member, whose clock is wrong by some time."""
+        """Start a member, whose time of day is wrong."""
         self._set_clock(name)
         given = {"client_id": name, "clock": str(self._folder / name)}
         module = "tests.support.coordinated"

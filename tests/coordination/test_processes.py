@@ -100,6 +100,22 @@ def count_handled(*workers) -> Counter[tuple[int, int]]:
     return found
 
 
+def count_lines(worker, word: str) -> int:
+    """How many lines of a process begin with a word."""
+    return sum(line.startswith(f"{word} ") for line in list(worker.lines))
+
+
+def find_claims(log) -> dict[Shared, int]:
+    """The claim by which each partition is held."""
+    with log.lock:
+        return {
+            shared: entry.holding.claim
+            for world in log.get_worlds()
+            for shared, entry in world.entries.items()
+            if entry.holding is not None
+        }
+
+
 class Watched:
     """A log that keeps every record that it folds, with its outcome and time."""
 
@@ -285,6 +301,32 @@ def test_at_least_once_a_process_that_wakes_finishes_one_batch_at_most(
     assert set(found) == {(0, number) for number in range(60)}
     # It was inside the handler, and no other batch was begun when it woke.
     assert len(count_handled(first)) == before
+
+
+@pytest.mark.guarantee("I31")
+def test_a_process_whose_time_of_day_leaps_keeps_what_it_holds(
+    log_topic, topic, consume, open_log, wait_for, bootstrap_servers, tmp_path
+):
+    log, data = log_topic(2), topic(4)
+    watched = Watched(open_log(log, "watch", only_reads=True))
+    clock = tmp_path / "clock"
+    clock.write_text("3600", encoding="ascii")
+    worker = consume(log, data, "a", clock=str(clock))
+    wait_for(lambda: count_lines(worker, "taken") == 4, timeout=WAIT)
+    claims = find_claims(watched.log)
+    for number, shift in enumerate([86_400, -86_400, 0], 1):
+        clock.write_text(str(shift), encoding="ascii")
+        # Long enough for a holding to become stale, by the brokers' clock.
+        until = read_time(watched.log) + 2.5 * INTERVAL * 1_000
+        wait_for(lambda at=until: read_time(watched.log) > at, timeout=WAIT)
+        publish(bootstrap_servers, data, 5, 4)
+        wait_for(
+            lambda count=number: len(count_handled(worker)) == 20 * count,
+            timeout=WAIT,
+            what=lambda: f"all are handled\n{worker.output}",
+        )
+    assert set(count_handled(worker).values()) == {1}
+    assert find_claims(watched.log) == claims
 
 
 @pytest.mark.expects("loop.failed")

@@ -4,7 +4,7 @@ It writes a line for each batch that its handler gets: `handled PARTITION FIRST 
 CLAIM`, with the claim by which it holds the partition.
 `at={"claimed": 2}` with `by="kill"` or `by="stop"` sends itself that signal when it
 comes to the step for the second time, after the line `at STEP`. `clock` is a file that
-says by how many seconds the process's clock is wrong; it may change.
+says by how many seconds the time of day is wrong for the process; it may change.
 """
 
 from __future__ import annotations
@@ -100,17 +100,24 @@ def say(text: str) -> None:
 
 
 def turn_clock(file: Path) -> None:
-    """Let this process's clock be wrong by the seconds that a file says now.
+    """Let the time of day be wrong, for Python, by the seconds that a file says now.
 
-    libfaketime would let Kafka's client hang: it waits for times of the real clock.
+    Members read clocks of elapsed time alone, which nobody can set. So this shows that
+    none of them judges by the time of day. `datetime` reads the real clock on, and so
+    does Kafka's client: under libfaketime that hangs.
     """
     read_seconds, read_nanoseconds = time.time, time.time_ns
+    read_any = time.clock_gettime
 
     def find_shift() -> int:
         return int(file.read_text(encoding="ascii") or 0)
 
+    def read_clock(clock: int) -> float:
+        return read_any(clock) + (find_shift() if clock == time.CLOCK_REALTIME else 0)
+
     vars(time)["time"] = lambda: read_seconds() + find_shift()
     vars(time)["time_ns"] = lambda: read_nanoseconds() + find_shift() * 1_000_000_000
+    vars(time)["clock_gettime"] = read_clock
 
 
 def main() -> None:
