@@ -107,7 +107,12 @@ class Consumer:
         self._database = database
         self._member = member
         self._declared = {one.topic: one for one in declared}
-        self._offsets = Offsets(database.queries, member.group, owner)
+        self._offsets = Offsets(
+            database.queries,
+            member.group,
+            owner,
+            again=any(one.is_again for one in self._declared.values()),
+        )
         self._block = block
         self._applier = Applier(
             self.group, self._declared, self._offsets, block_seconds

@@ -32,17 +32,22 @@ ENDED = "JB003"
 class Offsets:
     """Reads the offsets of a group, and moves them under the fence."""
 
-    def __init__(self, queries: Queries, group: str, owner: UUID) -> None:
+    def __init__(
+        self, queries: Queries, group: str, owner: UUID, *, again: bool = False
+    ) -> None:
         """Prepare.
 
         Args:
             queries: the statements.
             group: the consumer group.
             owner: the process that owns the partitions.
+            again: whether the group re-synchronises a read model: it owns nothing any
+                more once the re-synchronisation has ended.
         """
         self._queries = queries
         self._group = group
         self._owner = owner
+        self._move_by = "advance_resync" if again else "advance_offset"
 
     def read(
         self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
@@ -226,7 +231,7 @@ class Offsets:
     ) -> psycopg.Cursor[Any]:
         topic, number = progress.partition
         return connection.execute(
-            self._queries["advance_offset"],
+            self._queries[self._move_by],
             {
                 "group": self._group,
                 "topic": topic,

@@ -108,6 +108,9 @@ class Resync:
         self._ends: dict[int, int] = {}
         """The ends that this process has taken since, which must be reached, too."""
         self._ends_at = -math.inf
+        self._has_last_ends = False
+        """Whether the ends were taken since all rows to be removed are gone."""
+        self._removed = 0
 
     def begin(
         self, at: datetime | int | None = None, partition: int | None = None
@@ -273,20 +276,24 @@ class Resync:
         if found is not None and topic_id is not None and found != topic_id:
             raise _refuse_other_topic(topic)
 
-    def end(self) -> Ended:
+    def end(self) -> Ended | None:
         """Remove what the topic did not show, and forget the re-synchronisation.
 
         Several processes may call it at once: they take turns with the rows, and one
         of them forgets it.
 
+        Returns None if records came while rows were removed: they must be read first,
+        since one of them may show a key whose row is gone.
+
         Raises:
             OperatingError: it has not reached all ends, or cannot know what the topic
                 has; nothing was removed.
+            UnavailableError: no broker answers.
         """
         removes = (
             self._check_seen_all() and self._keeps_all_keys() and self._has_whole_log()
         )
-        removed, is_last = 0, False
+        is_last = False
         while not is_last:
             with self._open() as connection:
                 # Since the last turn another process may have ended it, and another
@@ -302,11 +309,27 @@ class Resync:
                     self._model.find_unshown(connection)
                     looked, gone = self._model.remove_unshown(connection, _ROWS)
                 is_last = looked < _ROWS
-                if is_last:
+                more = removes and is_last and self._finds_more(connection)
+                if is_last and not more:
                     self._execute(connection, "end_resync", self._named)
-            removed += gone
+            self._removed += gone
+            if more:
+                return None
         self._forget_group(self.group)
-        return Ended(removed, is_last)
+        return Ended(self._removed, is_last)
+
+    def _finds_more(self, connection: psycopg.Connection[Any]) -> bool:
+        """Whether the topic has got records since; call once all rows are gone.
+
+        The service passes a state of the version that a row has without a change. If
+        that row goes a moment later, only whoever reads on makes it again. A state that
+        the service passes from now on makes the row itself.
+        """
+        if not self._has_last_ends:
+            self._ends = find_places(self.settings, self.topic, "end")
+            self._ends_at = time.monotonic()
+            self._has_last_ends = True
+        return not all(part.is_done for part in self._read_parts(connection))
 
     def forget(self) -> None:
         """Forget it: no process goes on with it, and nothing is removed."""
@@ -314,12 +337,18 @@ class Resync:
         with self._open() as connection:
             row = self._execute(connection, "read_resync", name).fetchone()
             self._execute(connection, "end_resync", name)
-        self._forget_group(self.group if row is None else row[2])
+        group = self.group if row is None else row[2]
+        self._forget_group(group, is_cancelled=True)
 
-    def _forget_group(self, group: str | None) -> None:
+    def _forget_group(self, group: str | None, *, is_cancelled: bool = False) -> None:
         if group is None:
             return
-        given = {"group": group, "topic": self._declared.topic}
+        given = {
+            "group": group,
+            "topic": self._declared.topic,
+            "stale_after": self.settings.stale_after,
+            "is_cancelled": is_cancelled,
+        }
         with self._open() as connection:
             self._execute(connection, "end_resync_group", given)
         delete_group(self.settings, group)

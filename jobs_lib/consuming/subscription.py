@@ -322,6 +322,11 @@ class Subscription:
         return self.model is not None
 
     @property
+    def is_again(self) -> bool:
+        """Whether it re-synchronises a read model, beside the group that keeps it."""
+        return self.model is not None and self.model.again
+
+    @property
     def reads_ahead(self) -> bool:
         """Whether a block can be read without a question to the database or another."""
         return self.model is not None and not any(one.asks for one in self._decoders)

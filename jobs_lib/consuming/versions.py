@@ -103,7 +103,7 @@ def add(
     found: dict[str, list[Subscription]] = {}
     for one in declared:
         # A re-synchronisation has a group of its own for a while.
-        if one.model is not None and not one.model.again:
+        if one.is_read_model and not one.is_again:
             found.setdefault(one.first_table, []).append(one)
     for table, versions in found.items():
         if not any(one.version.is_said for one in versions):

@@ -111,11 +111,13 @@ def resync(
     work = _prepare(app, table)
     work.join(group or begin_resync(app, table, at, partition))
     stopping = stopping or threading.Event()
-    if parts := work.list_parts():
-        report(parts)
-        if not _read(app.name, work, report, stopping):
-            return None
-    return work.end()
+    while True:
+        if parts := work.list_parts():
+            report(parts)
+            if not _read(app.name, work, report, stopping):
+                return None
+        if (ended := work.end()) is not None:
+            return ended
 
 
 def _prepare(app: App, table: str) -> Resync:

@@ -69,6 +69,20 @@ select {schema}.advance_offset(
     coalesce(%(block)s, current_setting('jobs_lib.block', true))
 ), current_setting('jobs_lib.place_used', true) = 'yes'
 
+-- name: advance_resync
+-- As `advance_offset`, for the group of a re-synchronisation: once that has ended, nobody
+-- owns the partition. A process that has not noticed the end would write a table by the
+-- name that it had before. The lock lets the end wait for this commit.
+with begun as materialized (
+    select from {schema}.resyncs r where r.consumer_group = %(group)s for key share
+)
+select {schema}.advance_offset(
+    %(group)s, %(topic)s, %(partition)s::int,
+    case when exists (select from begun) then %(owner)s::uuid end, %(epoch)s,
+    %(expected)s, %(next_offset)s, %(appended_at)s,
+    coalesce(%(block)s, current_setting('jobs_lib.block', true))
+), false
+
 -- name: refuse_block
 -- It always fails. So the end of a pipeline rolls back what was sent, where it would commit
 -- a block that the client has not sent whole.

@@ -148,17 +148,19 @@ with gone as (
 delete from {schema}.resync_unshown where model = %(model)s
 
 -- name: end_resync_group
--- Another process may still have some partitions: it ends the rest.
+-- Another process that lives may still have some partitions: it ends the rest. One that was
+-- killed a moment ago seems to live. So whoever cancels waits for none.
 with owned as materialized (
-    select origin from {schema}.origins
-    where role = 'consume:' || %(group)s and owner is not null
+    select o.origin
+    from {schema}.origins o join {schema}.processes p on p.id = o.owner
+    where o.role = 'consume:' || %(group)s and {alive} and not %(is_cancelled)s
 ), offsets_gone as (
     delete from {schema}.offsets
     where consumer_group = %(group)s and topic = %(topic)s
         and topic || '/' || partition not in (select origin from owned)
 ), origins_gone as (
     delete from {schema}.origins
-    where role = 'consume:' || %(group)s and owner is null
+    where role = 'consume:' || %(group)s and origin not in (select origin from owned)
 )
 delete from {schema}.skipped
 where consumer_group = %(group)s and topic = %(topic)s

@@ -101,6 +101,27 @@ def test_a_process_that_was_fenced_writes_neither(connection, offsets, model, ad
     write(connection, offsets, model, make_block(1, 2, 3))
 
 
+@pytest.mark.guarantee("W64", "W82")
+def test_a_process_writes_neither_once_its_resynchronisation_has_ended(
+    database, connection, offsets, model, admin
+):
+    owner = admin.execute("select owner from jobs_lib.origins").fetchone()[0]
+    again = Offsets(database.queries, "g", owner, again=True)
+    begin = (
+        "insert into jobs_lib.resyncs (model, topic, consumer_group, begins, notes)"
+        " values ('model', 'states', %s, 'start', 2)"
+    )
+    # Another one has begun since: it has another group.
+    admin.execute(begin, ("other",))
+    with pytest.raises(FencedError):
+        write(connection, again, model, make_block(1, 2, 3))
+    assert read(admin) == [(None,)]
+    admin.execute("delete from jobs_lib.resyncs")
+    admin.execute(begin, ("g",))
+    write(connection, again, model, make_block(1, 2, 3))
+    assert read(admin) == [("k1", 2), ("k2", 3), ("k0",), (3 + 1,)]
+
+
 @pytest.mark.guarantee("W76")
 def test_a_row_that_is_refused_leaves_the_offset_alone(
     connection, offsets, model, admin

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from jobs_lib.consuming.read_model import ReadModel
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka import places
@@ -383,6 +384,64 @@ def test_rows_stay_whose_states_were_sent_again_while_the_log_was_cut(
     )
     assert resync(app, "model") == (0, True)
     assert read() == NEW
+    assert left_behind(admin) == []
+
+
+@pytest.mark.guarantee("W64")
+def test_a_state_that_the_service_passes_before_its_row_goes_is_read_again(
+    declare, read, name, versions, bootstrap_servers, admin, monkeypatch, wait_for
+):
+    app = declare("n", "twice")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == NEW, timeout=60, what="the model is filled")
+        for key in ("late", "orphan"):
+            admin.execute("insert into model values (%s, 1, 1, 2)", (key,))
+            if versions == "side":
+                admin.execute(
+                    "insert into jobs_lib.model_keys (model, key, version, is_gone)"
+                    " values ('model', %s, 1, false)",
+                    (key,),
+                )
+        find_unshown = ReadModel.find_unshown
+        unsent = [("late", {"n": 1, "twice": 2}, 1)]
+
+        def find(model, connection) -> None:
+            find_unshown(model, connection)
+            if not unsent:
+                return
+            # The state changes no row: the service passes it while the row is there.
+            send(bootstrap_servers, name, [unsent.pop()])
+            wait_for(
+                lambda: read_places(admin, name) == find_ends(app, name),
+                timeout=30,
+                what="the service has passed it",
+            )
+
+        monkeypatch.setattr(ReadModel, "find_unshown", find)
+        assert resync(app, "model") == (2, True)
+        assert read() == {**NEW, "late": (1, 2)}
+    assert left_behind(admin) == []
+
+
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_one_that_is_cancelled_leaves_nothing_of_a_process_that_was_killed(
+    declare, read, admin, name
+):
+    app = declare("n")
+    group = begin_resync(app, "model")
+    admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version)"
+        " values (gen_random_uuid(), 'killed', '{}', 'h', 1, '1');"
+    )
+    # Of one it is known that it is dead, and of the other not yet.
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " select 'consume:' || %(group)s, %(topic)s || '/0', id, 1"
+        " from jobs_lib.processes union all"
+        " select 'consume:' || %(group)s, %(topic)s || '/1', gen_random_uuid(), 1",
+        {"group": group, "topic": name},
+    )
+    cancel_resync(app, "model")
     assert left_behind(admin) == []
 
 

@@ -7,13 +7,14 @@ import threading
 
 import pytest
 
-from jobs_lib import ConfigurationError
+from jobs_lib import ConfigurationError, telemetry
+from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.where import where
-from jobs_lib.service.resync import find_model_of, resync
+from jobs_lib.service.resync import cancel_resync, find_model_of, resync
 from tests.support.apps import running
 from tests.support.records import make_producer
 
@@ -280,6 +281,45 @@ def test_the_old_version_tells_what_lies_before_the_mark_of_the_new_one(
             timeout=60,
             what="each record has had its effect",
         )
+
+
+@pytest.mark.guarantee("W82", "W64")
+def test_a_cancelled_resync_that_goes_on_writes_no_other_version(
+    declare, read, admin, database, wait_for, gate
+):
+    both = declare(1, 2)
+    again = declare(1, gates={1: gate})
+    with running(both, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        work = Resync(again.settings, database, find_model_of(again, "state_rm"))
+        assert work.begin()
+        again.consumers[:] = [work.make_subscription()]
+        owned = "select from jobs_lib.origins where role = %s and owner is not null"
+        role = (f"consume:{work.group}",)
+        with running(again, "consumers"):
+            wait_for(
+                lambda: admin.execute(owned, role).rowcount == 2,
+                timeout=60,
+                what="it reads",
+            )
+            cancel_resync(both, "state_rm")
+            switch(both, "state_rm", 2)
+            admin.execute("update state_rm set n = -1")
+            refused = []
+            forget = telemetry.listen(
+                lambda _, fields: refused.append(fields["error"]), ["loop.failed"]
+            )
+            gate.set()
+            wrong = "select from state_rm where n <> -1"
+            wait_for(
+                lambda: refused or admin.execute(wrong).rowcount,
+                timeout=60,
+                what="its block is over",
+            )
+            forget()
+        assert {n for (n,) in read().values()} == {-1}
+        assert all("no longer owned" in one for one in refused)
 
 
 @pytest.mark.guarantee("W82")
