@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 STATEMENT_SECONDS = 10.0
 LOCK_SECONDS = 5.0
+IDLE_SECONDS = 10.0
 
 
 class LockedError(OperatingError):
     """Another transaction holds a lock for longer than a command may wait."""
+
+
+class IdleError(OperatingError):
+    """The process stood still in the middle of a transaction, which has ended."""
 
 
 @contextmanager
@@ -29,6 +34,7 @@ def bounded(
     connection: psycopg.Connection[Any],
     database: Database,
     lock_seconds: float | None = None,
+    idle_seconds: float = IDLE_SECONDS,
 ) -> Iterator[None]:
     """Open a transaction with limits on how long statements run and wait for locks.
 
@@ -36,9 +42,12 @@ def bounded(
         connection: without a transaction.
         database: with the statements.
         lock_seconds: how long a statement waits for a lock; five by default.
+        idle_seconds: how long the process may do nothing between two statements: its
+            locks last until then if it was stopped or its machine is gone.
 
     Raises:
         LockedError: a statement waited longer; nothing was changed.
+        IdleError: the process did nothing for longer; nothing was changed.
         OperatingError: a statement took longer, or the connecting role lacks a right
             for it; nothing was changed.
     """
@@ -55,7 +64,16 @@ def bounded(
                     "lock_ms": str(round(patience * 1000)),
                 },
             )
+            connection.execute(
+                database.queries["bound_idleness"],
+                {"idle_ms": str(round(idle_seconds * 1000))},
+            )
             yield
+    except psycopg.errors.IdleInTransactionSessionTimeout:
+        raise IdleError(
+            f"this process stood still for {idle_seconds:g} s, and the server has "
+            "ended its transaction; nothing was changed. Call it again"
+        ) from None
     except psycopg.errors.InsufficientPrivilege as error:
         raise OperatingError(
             f"{connection.info.user} may not do this ({error.diag.message_primary}); "

@@ -17,7 +17,7 @@ from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.places import count_left, delete_group, find_places
 from jobs_lib.operating.read_models import place_tables
 from jobs_lib.operating.rewinds import read_places
-from jobs_lib.operating.session import LockedError, bounded
+from jobs_lib.operating.session import IdleError, LockedError, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _PAUSE = 0.2
 _LOCK_SECONDS = 0.5
 """How long a try may wait for readers that are under way: others wait behind it."""
+_IDLE_SECONDS = 1.0
+"""How long readers wait for a process that was stopped in the middle of a switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
         except _Behind as behind:
             if time.monotonic() > until:
                 raise _refuse_behind(declared, behind.records) from None
+        except IdleError:
+            if time.monotonic() > until:
+                raise
         except LockedError:
             if time.monotonic() > until:
                 raise OperatingError(
@@ -263,7 +268,7 @@ def _try(database: Database, table: str, version: int) -> Switched:
 def _writing(connection: psycopg.Connection[Any], database: Database) -> Iterator[None]:
     """Open a transaction that waits for locks only for a moment."""
     try:
-        with bounded(connection, database, _LOCK_SECONDS):
+        with bounded(connection, database, _LOCK_SECONDS, _IDLE_SECONDS):
             yield
     except psycopg.errors.UndefinedTable as error:
         raise OperatingError(

@@ -8,6 +8,10 @@ select
     -- Each query has other filters, and so needs another plan.
     set_config('plan_cache_mode', 'force_custom_plan', true)
 
+-- name: bound_idleness
+-- A process that is stopped between two statements must not keep its locks from others.
+select set_config('idle_in_transaction_session_timeout', %(idle_ms)s, true)
+
 -- name: list_unfinished
 -- One branch for each origin; each walks its index from the first id wanted.
 with claimed as materialized (

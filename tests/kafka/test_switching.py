@@ -12,6 +12,7 @@ from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import switching
 from jobs_lib.operating.read_models import list_read_models
+from jobs_lib.operating.session import IdleError
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.where import where
 from jobs_lib.service.resync import cancel_resync, find_model_of, resync
@@ -371,6 +372,35 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
             OperatingError, match="no version 7 of 'state_rm', but: 1, 2"
         ):
             drop_version(app, "state_rm", 7)
+        switch(app, "state_rm", 2)
+        assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
+def test_readers_do_not_wait_for_a_process_that_stands_still_in_a_switch(
+    declare, read, connect, wait_for, monkeypatch
+):
+    app = declare(1, 2)
+    rename, seen = switching._rename, []
+
+    def stand_still(connection, *versions) -> None:
+        if not seen:
+            # The table is locked, and this process does nothing until it is free.
+            with connect() as reader:
+                reader.execute("set lock_timeout = '20s'")
+                row = reader.execute("select count(n) from state_rm").fetchone()
+                seen.append(row)
+        rename(connection, *versions)
+
+    monkeypatch.setattr(switching, "_rename", stand_still)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        with pytest.raises(IdleError, match="stood still for 1 s, and the server has"):
+            switch(app, "state_rm", 2, patience=0)
+        assert (seen, read()) == ([(KEYS,)], FIRST)
+        # A try that was ended so is repeated.
+        seen.clear()
         switch(app, "state_rm", 2)
         assert read(columns="id, n, twice") == SECOND
 
