@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -66,6 +66,15 @@ class _Version:
         return table if is_current else name_table(table, self.number)
 
 
+class _Reached(NamedTuple):
+    """An end that a version has reached, though its offset may lie before it."""
+
+    partition: int
+    stored: int
+    """Its offset then: from there to the end the topic had no record."""
+    end: int
+
+
 class _Behind(Exception):
     """The version has not applied what the current one has."""
 
@@ -100,10 +109,10 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
         # The process that fills the version may have just been started.
         versions.add(connection, database.queries, app.consumers)
     until = time.monotonic() + patience
-    _await_ends(database, app, declared, until)
+    reached = _await_ends(database, app, declared, until)
     while True:
         try:
-            return _try(database, table, version)
+            return _try(database, table, version, reached)
         except _Behind as behind:
             if time.monotonic() > until:
                 raise _refuse_behind(declared, behind.records) from None
@@ -200,7 +209,7 @@ def _find(app: App, table: str, version: int) -> Subscription:
 
 def _await_ends(
     database: Database, app: App, declared: Subscription, until: float
-) -> None:
+) -> list[_Reached]:
     """Wait until a version has reached the ends that its topic has now."""
     group, topic = declared.group, declared.topic
     ends = find_places(app.settings, topic, "end")
@@ -208,7 +217,7 @@ def _await_ends(
         stored = read_places(database, group, topic)
         left = count_left(app.settings, group, topic, stored, ends)
         if not left:
-            return
+            return [_Reached(one, stored.get(one) or 0, ends[one]) for one in ends]
         if time.monotonic() > until:
             raise _refuse_behind(declared, left)
         time.sleep(_PAUSE)
@@ -222,7 +231,9 @@ def _refuse_behind(declared: Subscription, left: int) -> OperatingError:
     )
 
 
-def _try(database: Database, table: str, version: int) -> Switched:
+def _try(
+    database: Database, table: str, version: int, reached: list[_Reached]
+) -> Switched:
     """Switch now, if the version has applied all that the current one has.
 
     If it has not, the consumers of the current one stop for a heartbeat.
@@ -250,7 +261,7 @@ def _try(database: Database, table: str, version: int) -> Switched:
             one.group: _lock_origins(connection, database, one) for one in (old, new)
         }
         if old.topic == new.topic:
-            behind = _count_behind(connection, database, old, new)
+            behind = _count_behind(connection, database, old, new, reached)
         if behind:
             _release(connection, database, old.group, origins[old.group])
         else:
@@ -337,10 +348,18 @@ def _count_behind(
     database: Database,
     old: _Version,
     new: _Version,
+    reached: list[_Reached],
 ) -> int:
     row = connection.execute(
         database.queries["find_behind"],
-        {"before": old.group, "group": new.group, "topic": new.topic},
+        {
+            "before": old.group,
+            "group": new.group,
+            "topic": new.topic,
+            "partitions": [one.partition for one in reached],
+            "stored": [one.stored for one in reached],
+            "reached": [one.end for one in reached],
+        },
     ).fetchone()
     assert row is not None
     return int(row[0])

@@ -50,11 +50,18 @@ lock table {schema}.resyncs in share row exclusive mode
 select model from {schema}.resyncs where model = any (%(models)s::text[])
 
 -- name: find_behind
--- How many records of the version before the other one has not applied.
-select coalesce(sum(greatest(0, o.next_offset - coalesce(n.next_offset, 0))), 0)::bigint
+-- How many records of the version before the other one has not applied. Where no record was
+-- left to apply, it has reached the end, and its offset lags for ever. That counts unless
+-- it was set back since.
+select coalesce(sum(greatest(
+    0, o.next_offset - greatest(coalesce(n.next_offset, 0), coalesce(r.reached, 0))
+)), 0)::bigint
 from {schema}.offsets o
 left join {schema}.offsets n on n.consumer_group = %(group)s
     and n.topic = o.topic and n.partition = o.partition
+left join unnest(%(partitions)s::int[], %(stored)s::bigint[], %(reached)s::bigint[])
+    as r(partition, stored, reached)
+    on r.partition = o.partition and r.stored <= coalesce(n.next_offset, 0)
 where o.consumer_group = %(before)s and o.topic = %(topic)s
     and {is_of_topic}
 

@@ -10,6 +10,8 @@ import pytest
 from jobs_lib import ConfigurationError, telemetry
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
+from jobs_lib.kafka.places import find_places
+from jobs_lib.kafka.topic_settings import delete_before
 from jobs_lib.operating import switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.session import IdleError
@@ -24,9 +26,10 @@ KEYS = 40
 
 
 @pytest.fixture
-def name(topic, bootstrap_servers):
+def name(request, topic, bootstrap_servers):
     """A topic of two partitions with forty keys."""
-    name = topic(2, config={"cleanup.policy": "compact"})
+    policy = getattr(request, "param", "compact")
+    name = topic(2, config={"cleanup.policy": policy})
     send(bootstrap_servers, name, range(KEYS), 1)
     return name
 
@@ -377,6 +380,40 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
 
 
 @pytest.mark.guarantee("W82")
+@pytest.mark.parametrize("name", ["compact,delete"], indirect=True)
+def test_records_that_are_gone_from_the_topic_keep_no_version_back(
+    declare, read, admin, name, database, wait_for
+):
+    first = declare(1)
+    with running(first, "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+    # All but the last record of the second partition.
+    ends = find_places(first.settings, name, "end")
+    delete_before(first.settings, name, {0: ends[0], 1: ends[1] - 1})
+    app = declare(1, 2)
+    with running(app, "consumers"):
+        assert switch(app, "state_rm", 2).after == 2
+        assert len(read()) == 1
+    # What was set back since it had reached the end has not reached it.
+    admin.execute(
+        "update jobs_lib.offsets set next_offset = 1"
+        " where partition = 1 and consumer_group = %s",
+        (f"{name}.v2",),
+    )
+    asked = {
+        "before": name,
+        "group": f"{name}.v2",
+        "topic": name,
+        "partitions": [0, 1],
+        "stored": [0, ends[1]],
+        "reached": [ends[0], ends[1]],
+    }
+    with database.connect("test") as connection:
+        found = connection.execute(database.queries["find_behind"], asked).fetchone()
+    assert found == (ends[1] - 1,)
+
+
+@pytest.mark.guarantee("W82")
 def test_readers_do_not_wait_for_a_process_that_stands_still_in_a_switch(
     declare, read, connect, wait_for, monkeypatch
 ):
@@ -410,7 +447,7 @@ def test_a_version_that_falls_behind_in_the_last_moment_is_waited_for(
     declare, read, gate, wait_for, monkeypatch
 ):
     app = declare(1, 2, gates={2: gate})
-    monkeypatch.setattr(switching, "_await_ends", lambda *_: None)
+    monkeypatch.setattr(switching, "_await_ends", lambda *_: [])
     with running(app, "consumers"):
         wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
         with pytest.raises(OperatingError, match="40 offsets behind"):
