@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.consuming.offsets import REPLACED, Offsets, explain_gap
+from jobs_lib.consuming.progress import ALL
 from jobs_lib.errors import FencedError
 
 if TYPE_CHECKING:
@@ -185,6 +186,8 @@ class Recovery:
             connection.rollback()
             progress.leaving = True
             return
+        found = self._offsets.read_effects(connection, [self._declared[partition[0]]])
+        progress.effects = found.get(partition, ALL)
         with self._lock:
             progress.start_again(0)
             self._commits.note(partition, 0)

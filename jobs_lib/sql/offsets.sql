@@ -43,9 +43,12 @@ where o.consumer_group = %(group)s and o.topic_id <> g.topic_id
     and o.next_offset is not null
 
 -- name: replace_topic
--- Without the offset, which `advance_offset` would take for one of the new topic.
+-- Without the offset, which `advance_offset` would take for one of the new topic. The marks
+-- of effects are offsets of the topic before, too: the current version tells of all that
+-- the new topic has.
 update {schema}.offsets
-set topic_id = %(topic_id)s, highest_offset = null, next_offset = null
+set topic_id = %(topic_id)s, highest_offset = null, next_offset = null,
+    effects_from = null, effects_until = null
 where consumer_group = %(group)s and topic = %(topic)s
     and partition = %(partition)s::int and next_offset = %(before)s
 

@@ -327,6 +327,30 @@ def test_a_cancelled_resync_that_goes_on_writes_no_other_version(
 
 
 @pytest.mark.guarantee("W82")
+def test_the_current_version_tells_of_all_that_a_topic_has_that_was_made_anew(
+    declare, read, admin, name, make_anew, bootstrap_servers, wait_for
+):
+    app = declare(1, 2)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        switch(app, "state_rm", 2)
+    make_anew(name)
+    send(bootstrap_servers, name, range(KEYS), 2)
+    with running(declare(1, 2), "consumers"):
+        for table in ("state_rm", "state_v1_rm"):
+            query = f"select from {table} where version = 2"
+            wait_for(
+                lambda query=query: admin.execute(query).rowcount == KEYS,
+                timeout=60,
+                what=f"{table} has all",
+            )
+    effects = "select of, record, count(*) from effects group by 1, 2"
+    found = sorted(admin.execute(effects).fetchall())
+    assert found == [(1, 1, KEYS), (2, 2, KEYS)]
+
+
+@pytest.mark.guarantee("W82")
 def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
     declare, read, admin, connect, gate, wait_for
 ):
