@@ -356,20 +356,31 @@ def readmodel_switch(app: str, table: str, version: int, wait: float) -> None:
         f"readers of {table} see version {done.after} in the place of {done.before}; "
         f"they may have waited for {done.seconds * 1000:.0f} ms"
     )
+    if done.untold:
+        click.echo(
+            f"version {done.before} still calls on_change for {done.untold} offsets "
+            "that it has not come to: keep it until then"
+        )
 
 
 @readmodel.command("drop")
 @app_argument
 @click.argument("table")
 @click.argument("version", type=click.IntRange(1))
-def readmodel_drop(app: str, table: str, version: int) -> None:
+@click.option(
+    "--lose-effects",
+    is_flag=True,
+    help="Drop it though on_change was not called for all its records.",
+)
+def readmodel_drop(app: str, table: str, version: int, lose_effects: bool) -> None:
     """Drop the tables of a VERSION of TABLE that readers do not see.
 
-    The app must not declare it any more, and no pod keep it.
+    The app must not declare it any more, and no pod keep it. It must have called
+    on_change for all that came before the switch.
     """
     from jobs_lib.operating.switching import drop_version
 
-    places = drop_version(load_app(app), table, version)
+    places = drop_version(load_app(app), table, version, loses_effects=lose_effects)
     click.echo(f"dropped {', '.join(places)}")
 
 

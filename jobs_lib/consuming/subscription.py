@@ -327,6 +327,11 @@ class Subscription:
         return self.model is not None and self.model.again
 
     @property
+    def has_effects(self) -> bool:
+        """Whether it is a read model that calls a function with what has changed."""
+        return self.model is not None and self.model.on_change is not None
+
+    @property
     def reads_ahead(self) -> bool:
         """Whether a block can be read without a question to the database or another."""
         return self.model is not None and not any(one.asks for one in self._decoders)

@@ -43,6 +43,8 @@ class Switched:
     after: int
     seconds: float
     """How long readers may have waited."""
+    untold: int = 0
+    """How many offsets the version before has not come to of which it alone tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,23 +131,29 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
         time.sleep(_PAUSE)
 
 
-def drop_version(app: App, table: str, version: int) -> list[str]:
+def drop_version(
+    app: App, table: str, version: int, *, loses_effects: bool = False
+) -> list[str]:
     """Drop the tables of a version that readers do not see, and what is known of it.
 
     Args:
         app: the app, which must not declare it any more.
         table: the first table of the read model, by the name that readers know.
         version: to be dropped.
+        loses_effects: drop it even if it has records left of which it alone calls
+            `on_change`: nobody does so then.
 
     Returns the tables that were dropped.
 
     Raises:
-        OperatingError: there is no such version, it is current, or it is still kept;
-            nothing was changed.
+        OperatingError: there is no such version, it is current, it has effects left,
+            or it is still kept; nothing was changed.
         UnavailableError: the database does not answer.
     """
     database = place_tables(app)
-    if any(one.version.number == version for one in _list_declared(app, table)):
+    declared = _list_declared(app, table)
+    has_effects = not declared or any(one.has_effects for one in declared)
+    if any(one.version.number == version for one in declared):
         raise OperatingError(
             f"the app still declares version {version} of {table}: take the "
             "declaration out and deploy that first"
@@ -156,6 +164,13 @@ def drop_version(app: App, table: str, version: int) -> list[str]:
         if dropped.is_current:
             raise OperatingError(
                 f"readers see version {version} of {table}: switch to another first"
+            )
+        untold = _count_untold(connection, database, dropped)
+        if untold and has_effects and not loses_effects:
+            raise OperatingError(
+                f"version {version} of {table} has {untold} offsets left of which it "
+                "alone calls `on_change`: keep it until it has read them, see "
+                "`jobs-lib readmodel status`, or drop it with --lose-effects"
             )
         rows = connection.execute(
             database.queries["find_readers_of_version"], {"group": dropped.group}
@@ -238,7 +253,7 @@ def _try(
 
     If it has not, the consumers of the current one stop for a heartbeat.
     """
-    behind = 0
+    behind = untold = 0
     with database.connect("switch") as connection, _writing(connection, database):
         connection.execute(database.queries["stop_resyncs"])
         found = _read_versions(connection, database, table)
@@ -268,11 +283,13 @@ def _try(
             _copy_readers(connection, database, old, new)
             _rename(connection, old, new)
             _make_current(connection, database, table, old, new)
+            untold = _count_untold(connection, database, old)
             for group, owned in origins.items():
                 _release(connection, database, group, owned)
     if behind:
         raise _Behind(behind)
-    return Switched(table, old.number, new.number, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Switched(table, old.number, new.number, seconds, untold)
 
 
 @contextmanager
@@ -365,6 +382,15 @@ def _count_behind(
     return int(row[0])
 
 
+def _count_untold(
+    connection: psycopg.Connection[Any], database: Database, one: _Version
+) -> int:
+    names = {"group": one.group, "topic": one.topic}
+    row = connection.execute(database.queries["count_untold"], names).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def _copy_readers(
     connection: psycopg.Connection[Any],
     database: Database,
@@ -418,7 +444,10 @@ def _make_current(
 ) -> None:
     names = {"before": old.group, "group": new.group, "topic": new.topic}
     model = {"model": table, "version": new.number}
-    connection.execute(database.queries["begin_effects"], names)
+    connection.execute(
+        database.queries["begin_effects"],
+        names | {"is_same_topic": old.topic == new.topic},
+    )
     connection.execute(database.queries["end_current_version"], model)
     connection.execute(database.queries["begin_current_version"], model)
     connection.execute(database.queries["note_filled"], names)

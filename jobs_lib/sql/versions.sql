@@ -67,7 +67,14 @@ where o.consumer_group = %(before)s and o.topic = %(topic)s
 
 -- name: begin_effects
 -- The version before has the effects of the records up to here, if it has not come so far.
-with begun as (
+-- It may not have taken a new partition yet: then it gets a row here.
+with missing as (
+    insert into {schema}.offsets (consumer_group, topic, partition, effects_until)
+    select %(before)s, n.topic, n.partition, coalesce(n.next_offset, 0)
+    from {schema}.offsets n
+    where n.consumer_group = %(group)s and n.topic = %(topic)s and %(is_same_topic)s
+    on conflict (consumer_group, topic, partition) do nothing
+), begun as (
     update {schema}.offsets n set
         effects_from = coalesce(n.next_offset, 0), effects_until = null
     where n.consumer_group = %(group)s and n.topic = %(topic)s
@@ -115,6 +122,13 @@ select distinct p.pod
 from {schema}.origins o join {schema}.processes p on p.id = o.owner
 where o.role = 'consume:' || %(group)s
 order by 1
+
+-- name: count_untold
+-- How many records a version has not come to of which it alone tells.
+select coalesce(sum(o.effects_until - coalesce(o.next_offset, 0)), 0)::bigint
+from {schema}.offsets o
+where o.consumer_group = %(group)s and o.topic = %(topic)s
+    and o.effects_until > coalesce(o.next_offset, 0) and {is_of_topic}
 
 -- name: forget_version
 with offsets_gone as (

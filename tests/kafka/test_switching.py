@@ -273,7 +273,11 @@ def test_the_old_version_tells_what_lies_before_the_mark_of_the_new_one(
             timeout=60,
             what="the second one is ahead",
         )
-        switch(app, "state_rm", 2)
+        assert switch(app, "state_rm", 2).untold == KEYS
+        with pytest.raises(
+            OperatingError, match=f"{KEYS} offsets left of which it alone calls"
+        ):
+            drop_version(declare(2), "state_rm", 1)
         send(bootstrap_servers, name, range(KEYS), 3)
         gates[1].set()
         effects = "select of, record, count(*) from effects group by 1, 2"
@@ -285,6 +289,30 @@ def test_the_old_version_tells_what_lies_before_the_mark_of_the_new_one(
             timeout=60,
             what="each record has had its effect",
         )
+        with pytest.raises(OperatingError, match="these pods still keep version 1"):
+            drop_version(declare(2), "state_rm", 1)
+
+
+@pytest.mark.guarantee("W82")
+def test_the_old_version_tells_of_a_partition_that_it_has_not_taken_yet(
+    declare, read, admin, name, wait_for
+):
+    with running(declare(1), "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+    with running(declare(2), "consumers"):
+        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+    # As if only the new version had heard of this partition.
+    admin.execute(
+        "delete from jobs_lib.offsets where partition = 1 and consumer_group = %s",
+        (name,),
+    )
+    found = "select next_offset from jobs_lib.offsets where partition = 1"
+    (end,) = admin.execute(found).fetchone()
+    assert switch(declare(1, 2), "state_rm", 2).untold == end
+    with pytest.raises(OperatingError, match=f"{end} offsets left"):
+        drop_version(declare(2), "state_rm", 1)
+    places = drop_version(declare(2), "state_rm", 1, loses_effects=True)
+    assert places == ["state_v1_rm"]
 
 
 @pytest.mark.guarantee("W82", "W64")
