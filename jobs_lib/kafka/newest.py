@@ -15,12 +15,14 @@ from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Message,
     TopicCollection,
     TopicPartition,
 )
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from jobs_lib.errors import OffsetError
 from jobs_lib.kafka.client import (
@@ -59,6 +61,8 @@ class Newest:
     """The offset of the oldest record of the partition."""
     end: int
     """The offset that the next committed record will have."""
+    written: int
+    """The offset behind all records, higher than the end if a transaction is open."""
     looked_from: int
     """All records from here to the end were looked at."""
     message: Message | None
@@ -110,8 +114,10 @@ def find_newest(
                 (topic, number),
                 None,
             )
+        # Before the end: what is committed meanwhile must not seem to be open.
+        written = _find_written(admin, TopicPartition(topic, number))
         search = _Search(consumer, topic, number, key.encode())
-        return search.run(seconds, lambda: _read_id(asked[topic]))
+        return search.run(seconds, written, lambda: _read_id(asked[topic]))
     except KafkaException as failure:
         error: KafkaError = failure.args[0]
         if refusals:
@@ -129,6 +135,16 @@ def _count_partitions(consumer: Consumer, settings: Settings, topic: str) -> int
     if there is None or there.error is not None or not there.partitions:
         raise missing_topics(settings, [topic])
     return len(there.partitions)
+
+
+def _find_written(admin: Any, place: TopicPartition) -> int:
+    """Find the offset behind all records, with those of open transactions."""
+    asked = admin.list_offsets(
+        {place: cast("Any", OffsetSpec).latest()},
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        request_timeout=_ANSWER_SECONDS,
+    )
+    return int(asked[place].result().offset)
 
 
 def _read_id(answer: Any) -> UUID | None:
@@ -149,7 +165,9 @@ class _Search:
         self._partition = partition
         self._key = key
 
-    def run(self, seconds: float, read_id: Callable[[], UUID | None]) -> Newest:
+    def run(
+        self, seconds: float, written: int, read_id: Callable[[], UUID | None]
+    ) -> Newest:
         """Read until the key is found, all is read, or the time is over."""
         start, end = self._ask(OFFSET_BEGINNING), self._ask(OFFSET_END)
         deadline = time.monotonic() + seconds
@@ -163,7 +181,9 @@ class _Search:
                 break
             message, looked_from = self._found, low
             size = min(2 * size, _MOST)
-        return Newest(self._partition, start, end, looked_from, message, read_id())
+        return Newest(
+            self._partition, start, end, written, looked_from, message, read_id()
+        )
 
     def _ask(self, place: int) -> int:
         asked = [TopicPartition(self._topic, self._partition, place)]

@@ -77,8 +77,12 @@ def where(
     require_bootstrap_servers(app.settings)
     facts = _read(app, name, key, seconds, partition)
     places, verdict = judge(facts)
-    if places[0].state == "stuck" and facts.sources:
-        # A record is seen a moment later than its row has left the outbox.
+    is_lost = places[0].state == "stuck" or (
+        facts.is_hidden and not verdict.has_arrived
+    )
+    if is_lost and facts.sources:
+        # A record is seen a moment later than its row has left the outbox, and a
+        # transaction is open for a moment.
         time.sleep(_AGAIN_SECONDS)
         facts = _read(app, name, key, seconds, partition)
         places, verdict = judge(facts)

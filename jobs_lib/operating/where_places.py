@@ -102,6 +102,12 @@ class Facts:
         )
 
     @property
+    def is_hidden(self) -> bool:
+        """Whether an open transaction hides what was written since it began."""
+        newest = self.newest
+        return isinstance(newest, Newest) and newest.end < newest.written
+
+    @property
     def waits(self) -> bool:
         """Whether rows of the key are in the outbox, as far as is known."""
         rows = self.outbox
@@ -153,7 +159,8 @@ def _judge_source(
     name = f"table {table}"
     if isinstance(row, Unknown):
         return Place(name, "unknown", None, None, row.reason)
-    if (loss := _find_loss(facts, row, readers)) is not None:
+    loss = _find_loss(facts, row, readers)
+    if loss is not None and not facts.is_hidden:
         return Place(name, "stuck", row.version, None, loss)
     if row.is_there:
         return Place(name, "passed", row.version, None, "has the row")
@@ -248,6 +255,14 @@ def _judge_topic(facts: Facts, readers: list[Place]) -> Place:
         state: State = "stuck" if newest.is_missing else "unknown"
         return Place(f"topic {facts.topic}", state, None, None, newest.reason)
     name = f"topic {facts.topic}/{newest.partition}"
+    rows = [one for one in facts.sources.values() if isinstance(one, SourceRow)]
+    if facts.is_hidden and any(_find_loss(facts, one, readers) for one in rows):
+        why = (
+            f"a transaction is open from offset {newest.end} on, and hides what "
+            "follows: it ends with its producer, or Kafka's `kafka-transactions.sh "
+            "abort` ends it"
+        )
+        return Place(name, "stuck", seen and seen.version, None, why)
     if seen is not None:
         kind = "tombstone" if seen.is_tombstone else "record"
         why = f"has a {kind} at offset {seen.offset}"

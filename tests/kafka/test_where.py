@@ -15,12 +15,14 @@ from click.testing import CliRunner
 
 from jobs_lib.cli.main import cli
 from jobs_lib.errors import OperatingError
+from jobs_lib.kafka.places import find_committed_ends
 from jobs_lib.operating.where import where
 from jobs_lib.outbox.capture import capture_changes
-from tests.support.apps import make_app, running
+from tests.support.apps import count, make_app, running
 from tests.support.canary import VALUE
 from tests.support.records import produce
 from tests.support.topics import create_topic, delete_topics
+from tests.support.transactions import open_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -282,6 +284,31 @@ def test_a_version_that_was_not_sent_is_stuck_at_its_table(
     write("N1")
     assert "version 2 was not sent, only 1" in where(app, name, "N1").verdict
     assert "the row is gone, and no tomb" in where(app, name, "N2").verdict
+
+
+@pytest.mark.guarantee("W83")
+def test_a_change_behind_an_open_transaction_is_stuck_at_its_topic(
+    app, name, write, admin, bootstrap_servers, await_arrival, wait_for
+):
+    with running(app):
+        write("N1")
+        await_arrival("N1")
+        producer = open_transaction(bootstrap_servers, name, 1)
+        assert where(app, name, "N1").has_arrived
+        write("N1")
+        wait_for(
+            lambda: not count(admin, "outbox"),
+            timeout=30,
+            what="the row is sent",
+        )
+        found = where(app, name, "N1")
+        assert states(found) == ["passed", "passed", "stuck", "passed"]
+        assert found.verdict.startswith(
+            f"It is stuck at the topic {name}/0: a transaction is open from offset "
+            f"{find_committed_ends(app.settings, name)[0]} on, and hides what follows"
+        )
+        producer.abort_transaction(60)
+        await_arrival("N1")
 
 
 @pytest.mark.guarantee("W83")
