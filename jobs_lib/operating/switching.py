@@ -414,12 +414,38 @@ def _copy_readers(
                 f"{after[name]} has none: enable row level security there, too"
             )
         for reader in readers:
-            role = sql.SQL("public") if reader is None else sql.Identifier(reader)
             connection.execute(
                 sql.SQL("grant select on table {} to {}").format(
-                    identify(after[name]), role
+                    identify(after[name]), _name_role(reader)
                 )
             )
+        _copy_column_readers(connection, database, before[name], after[name])
+
+
+def _copy_column_readers(
+    connection: psycopg.Connection[Any], database: Database, before: str, after: str
+) -> None:
+    rows = connection.execute(
+        database.queries["find_column_readers"],
+        {"table": identify(before).as_string()},
+    ).fetchall()
+    try:
+        for column, reader in rows:
+            connection.execute(
+                sql.SQL("grant select ({}) on table {} to {}").format(
+                    sql.Identifier(column), identify(after), _name_role(reader)
+                )
+            )
+    except psycopg.errors.UndefinedColumn:
+        raise OperatingError(
+            f"{reader or 'everybody'} may read the column {column} of {before} alone, "
+            f"and {after} has no such column: revoke the right first"
+        ) from None
+
+
+def _name_role(role: str | None) -> sql.Composable:
+    """Name a role; None is everybody."""
+    return sql.SQL("public") if role is None else sql.Identifier(role)
 
 
 def _rename(connection: psycopg.Connection[Any], old: _Version, new: _Version) -> None:

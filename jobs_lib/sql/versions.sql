@@ -105,6 +105,21 @@ select 'the foreign key ' || k.conname || ' of ' || k.conrelid::regclass::text
 from pg_constraint k
 where k.contype = 'f' and k.confrelid = any (%(tables)s::regclass[])
     and k.conrelid <> all (%(tables)s::regclass[])
+union
+-- One whose body is parsed when it is made.
+select 'the function ' || d.objid::regprocedure::text
+from pg_depend d
+where d.classid = 'pg_proc'::regclass
+    and d.refclassid = 'pg_class'::regclass and d.refobjid = any (%(tables)s::regclass[])
+union
+select 'the policy ' || p.polname || ' of ' || p.polrelid::regclass::text
+from pg_depend d join pg_policy p on p.oid = d.objid and d.classid = 'pg_policy'::regclass
+where d.refclassid = 'pg_class'::regclass and d.refobjid = any (%(tables)s::regclass[])
+    and p.polrelid <> all (%(tables)s::regclass[])
+union
+select 'the publication ' || p.pubname
+from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
+where r.prrelid = any (%(tables)s::regclass[])
 order by 1
 
 -- name: find_readers
@@ -115,6 +130,17 @@ select array(
     where a.privilege_type = 'SELECT' and a.grantee <> c.relowner
 ), c.relrowsecurity
 from pg_class c where c.oid = %(table)s::regclass
+
+-- name: find_column_readers
+-- Who may read single columns of a table, null for everybody.
+select t.attname::text, r.rolname::text
+from pg_class c
+join pg_attribute t on t.attrelid = c.oid and not t.attisdropped
+cross join aclexplode(t.attacl) a
+left join pg_roles r on r.oid = a.grantee
+where c.oid = %(table)s::regclass
+    and a.privilege_type = 'SELECT' and a.grantee <> c.relowner
+order by 1, 2
 
 -- name: find_readers_of_version
 -- The processes that still apply records in this group.

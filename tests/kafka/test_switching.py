@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import pytest
@@ -103,6 +104,18 @@ def read(admin):
     return read
 
 
+DEPENDENTS = {
+    "function many()": """
+        create function many() returns bigint
+        begin atomic select count(*) from state_rm; end
+    """,
+    "policy sees of effects": """
+        create policy sees on effects
+            using (exists (select from state_rm where id = key))
+    """,
+    "publication states": "create publication states for table state_rm",
+}
+"""What goes on to use a table, and how it is made."""
 FIRST = {f"k{n}": (n,) for n in range(KEYS)}
 SECOND = {f"k{n}": (n, 2 * n) for n in range(KEYS)}
 
@@ -402,8 +415,13 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
             "drop view seen; create table refers (id text references state_rm)"
         )
         refused("the foreign key refers_id_fkey of refers would", patience=20)
+        admin.execute("drop table refers")
+        for one, made in DEPENDENTS.items():
+            admin.execute(made)
+            refused(f"^{re.escape(f'the {one} would go on')}", patience=20)
+            admin.execute(f"drop {one.replace(' of ', ' on ')}")
         admin.execute(
-            "drop table refers; insert into jobs_lib.resyncs (model, topic,"
+            "insert into jobs_lib.resyncs (model, topic,"
             " consumer_group, begins, notes) values ('state_v2_rm', 't', 'g', '', 2)"
         )
         refused("a re-synchronisation of state_v2_rm goes on", patience=20)
@@ -470,7 +488,8 @@ def test_readers_do_not_wait_for_a_process_that_stands_still_in_a_switch(
     declare, read, connect, wait_for, monkeypatch
 ):
     app = declare(1, 2)
-    rename, seen = switching._rename, []
+    rename = switching._rename
+    seen: list[object] = []
 
     def stand_still(connection, *versions) -> None:
         if not seen:
@@ -628,19 +647,36 @@ def test_readers_of_the_old_tables_may_read_the_new_ones(
     declare, read, admin, wait_for
 ):
     role = f"reader_{id(declare)}"
+    other = f"other_{role}"
     admin.execute(f'create role "{role}"; grant select on state_rm to "{role}", public')
+    admin.execute(
+        f'create role "{other}"; grant select (id), select (n) on state_rm to "{other}"'
+    )
     app = declare(1, 2)
     try:
         with running(app, "consumers"):
             wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="full")
             switch(app, "state_rm", 2)
+            # The first version has no such column.
+            admin.execute(f'grant select (twice) on state_rm to "{other}"')
+            with pytest.raises(
+                OperatingError, match="may read the column twice of state_rm alone"
+            ):
+                switch(app, "state_rm", 1)
         admin.execute("revoke select on state_rm from public")
         found = admin.execute(
             "select has_table_privilege(%s, 'state_rm', 'select')", (role,)
         )
         assert found.fetchone() == (True,)
+        found = admin.execute(
+            "select has_column_privilege(%s, 'state_rm', c, 'select')"
+            " from unnest('{id,n,version}'::text[]) c",
+            (other,),
+        )
+        assert found.fetchall() == [(True,), (True,), (False,)]
     finally:
-        admin.execute(f'drop owned by "{role}"; drop role "{role}"')
+        for one in (role, other):
+            admin.execute(f'drop owned by "{one}"; drop role "{one}"')
 
 
 @pytest.mark.guarantee("W82")
