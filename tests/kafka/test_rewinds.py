@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from uuid import UUID
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -221,3 +222,24 @@ def test_a_place_that_the_group_has_not_reached_is_refused(
         with pytest.raises(OperatingError, match=told):
             rewind(database, group, name, places)
         assert read_offsets(name) == {0: 15}
+
+
+@pytest.mark.guarantee("W71")
+def test_what_was_skipped_of_an_earlier_topic_stays(database, admin):
+    admin.execute(
+        "insert into jobs_lib.offsets"
+        " (consumer_group, topic, partition, next_offset, topic_id)"
+        " values ('g', 't', 0, 9, %s)",
+        (UUID(int=2),),
+    )
+    admin.execute(
+        "insert into jobs_lib.skipped"
+        " (consumer_group, topic, partition, record_offset, topic_id, error)"
+        " select 'g', 't', 0, place, id, 'it failed'"
+        " from unnest('{1,2,3}'::int[], %s::uuid[]) as of(place, id)",
+        ([UUID(int=1), UUID(int=2), None],),
+    )
+    (rewound,) = rewind(database, "g", "t", {0: 0})
+    assert (rewound.after, rewound.skipped) == (0, 2)
+    left = admin.execute("select record_offset from jobs_lib.skipped").fetchall()
+    assert left == [(1,)]
