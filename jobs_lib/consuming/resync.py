@@ -155,6 +155,8 @@ class Resync:
             ends = find_places(self.settings, topic, "end")
             if isinstance(at, int):
                 _check_offset(topic, starts, ends)
+            elif at is not None:
+                _check_time(topic, at, starts, ends)
             # Partitions that are left out begin where they end.
             others = {} if partition is None else ends
             given["partitions"] = [*ends]
@@ -490,3 +492,14 @@ def _check_offset(topic: str, starts: dict[int, int], ends: dict[int, int]) -> N
                 f"{topic}/{partition} has no record from offset {offset} on: its next "
                 f"one gets the offset {ends[partition]}. Give an offset before that"
             )
+
+
+def _check_time(
+    topic: str, at: datetime, starts: dict[int, int], ends: dict[int, int]
+) -> None:
+    """Refuse a time since which there is no record: nothing would be read."""
+    if all(offset >= ends[partition] for partition, offset in starts.items()):
+        raise OperatingError(
+            f"{topic!r} has no record of {at.isoformat()} or later: give an earlier "
+            "time"
+        )
