@@ -8,7 +8,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jobs_lib.consuming.handler import decode
-from jobs_lib.consuming.record import Record, describe, read_version
+from jobs_lib.consuming.record import (
+    REEXPORT,
+    Record,
+    describe,
+    read_cause,
+    read_version,
+)
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import RecordError
 
@@ -35,7 +41,8 @@ class Changes:
 
     partition: int
     records: dict[Any, Record[Any, Any]] = field(default_factory=dict)
-    """The last record of each key, where they are kept."""
+    """The last record of each key, where they are kept. It is the one before if the
+    last one is a re-export of the same version: that one tells nothing new."""
     versions: dict[Any, list[tuple[int, int]]] = field(default_factory=dict)
     """By key the versions of all its records, each with the record's offset, where they
     are kept."""
@@ -89,6 +96,8 @@ def read_changes(
     newest: dict[Any, _Read] = {}
     # Of keys that have more than one such record, all of them.
     chains: dict[Any, list[_Read]] = {}
+    # Of keys whose newest record only repeats another one, that one.
+    repeated: dict[Any, _Read] = {}
     versions: dict[Any, list[tuple[int, int]]] = {}
     index = 0
     try:
@@ -98,6 +107,8 @@ def read_changes(
             version = read_version(message)
             read = version, index, message, value
             known = newest.get(key)
+            if known is not None and keeps_records:
+                _note_repeated(repeated, key, known, read)
             if known is None:
                 newest[key] = read
             elif version is None:
@@ -137,7 +148,7 @@ def read_changes(
         if keeps_records:
             changes.records = {
                 key: Record(message, key, value, highest)
-                for key, (_, _, message, value) in newest.items()
+                for key, (_, _, message, value) in (newest | repeated).items()
             }
     except BaseException as error:
         raise BlockError(index, error) from error
@@ -174,6 +185,26 @@ def _add(chain: list[_Read], new: _Read) -> None:
         if (last_value is None) is (value is None):
             chain.pop()
         chain.append(new)
+
+
+def _note_repeated(
+    repeated: dict[Any, _Read], key: Any, known: _Read, new: _Read
+) -> None:
+    """Note the newest record of a key if the next one is only a re-export of it."""
+    version, _, message, value = new
+    known_version, _, known_message, known_value = known
+    if version is None or known_version is None:
+        # Without versions nothing but the bytes says that both have one state.
+        is_newer = True
+        is_same = version is known_version and message.value() == known_message.value()
+    else:
+        is_newer = version > known_version
+        is_same = version == known_version and (value is None) is (known_value is None)
+    if is_same and read_cause(message) == REEXPORT:
+        if read_cause(known_message) != REEXPORT:
+            repeated[key] = known
+    elif is_same or is_newer:
+        repeated.pop(key, None)
 
 
 def _refuse_keyless(message: Message) -> RecordError:

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from jobs_lib.consuming.arrays import make_writer, write_array
 from jobs_lib.consuming.changes import find_missing, read_changes
 from jobs_lib.consuming.keys import KnownKey
-from jobs_lib.consuming.record import Record, read_text
+from jobs_lib.consuming.record import REEXPORT, Record, read_text
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.consuming.table_statements import TableStatements, as_type
 from jobs_lib.consuming.versions import name_model
@@ -45,7 +45,6 @@ _CHANGE = {
     "appended_ms": "bigint",
 }
 """What each change has beside the row, with its type."""
-_REEXPORT = "reexport"
 _STATES = {True: "upsert_states", False: "upsert_placed"}
 _STATES_AGAIN = {True: "restate_states", False: "upsert_placed"}
 _ENDS = {True: "remove_ended", False: "remove_placed"}
@@ -158,7 +157,7 @@ class ReadModel(ABC):
         """Ask the database for the types of the columns, if one is not known yet.
 
         Raises:
-            RecordError: a table lacks a column.
+            ConfigurationError: a table is missing, or lacks a column.
         """
 
     @abstractmethod
@@ -225,7 +224,7 @@ class ReadModel(ABC):
         changed = [
             record
             for key, record in records.items()
-            if record.cause != _REEXPORT
+            if record.cause != REEXPORT
             and effects.begin <= record.offset < effects.end
             and before.get(key) != after.get(key)
         ]
@@ -274,7 +273,8 @@ class ReadModel(ABC):
         """Find what the tables have of the key of a message.
 
         Raises:
-            RecordError: the key is not of the declared type, or a table is missing.
+            RecordError: the key is not of the declared type.
+            ConfigurationError: a table is missing.
         """
         key = make_writer(connection)(self._read_key(message))
         found = self._find_key(connection, {"model": self._name, "key": key})

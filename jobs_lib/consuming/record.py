@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _NAMESPACE = UUID("4b9e1f2c-6a53-4d0e-9f57-0c6e2a8b71d4")
 """Never to be changed: all idempotency keys follow from it."""
 _VERSION = "ce_version"
+_CAUSE = "ce_cause"
+REEXPORT = "reexport"
+"""The cause of records that stand for a key of a table, and for no change of its own."""
 _DIGITS = 19
 """Digits of the largest version: the relay writes a bigint."""
 
@@ -115,7 +118,7 @@ class Record(Generic[V_co, K_co]):
     @property
     def cause(self) -> str | None:
         """Why the relay sent the record: ``live`` or ``reexport``; None if unknown."""
-        return self._read("ce_cause")
+        return self._read(_CAUSE)
 
     @property
     def idempotency_key(self) -> str:
@@ -221,6 +224,11 @@ def read_header(message: Message, name: str) -> str | None:
         if one == name:
             return _as_text(value)
     return None
+
+
+def read_cause(message: Message) -> str | None:
+    """Read the cause, as :attr:`Record.cause` is, without making a record."""
+    return read_header(message, _CAUSE)
 
 
 def read_version(message: Message) -> int | None:

@@ -13,8 +13,8 @@ from tests.support.apps import count, heard, make_app, running
 from tests.support.records import make_producer
 
 LIVE, REEXPORT = "live", "reexport"
-Sent = tuple[str, int, "int | None", str]
-"""(key, version, n or None for an end, cause)"""
+Sent = tuple[str, "int | None", "int | None", str]
+"""(key, version if any, n or None for an end, cause)"""
 
 
 def read(admin, table: str) -> list[Any]:
@@ -34,7 +34,8 @@ def send(bootstrap_servers, topic):
                 name,
                 key=key,
                 value=None if n is None else json.dumps({"n": n, "at": version}),
-                headers={"ce_version": str(version), "ce_cause": cause},
+                headers={"ce_cause": cause}
+                | ({} if version is None else {"ce_version": str(version)}),
             )
         assert producer.flush(30) == 0
         return name
@@ -117,6 +118,22 @@ def test_a_re_export_and_an_unchanged_row_tell_nothing(send, follow, side):
     # Newer versions: one without a change in what is kept, one of a re-export.
     send(("a", 2, 10, LIVE), ("b", 2, 21, REEXPORT), ("b", 3, 22, LIVE))
     assert follow(name, "g", 5, side=side) == [("b", 3, 22)]
+
+
+@pytest.mark.guarantee("W60")
+@pytest.mark.parametrize("side", [False, True], ids=["on the row", "beside"])
+@pytest.mark.parametrize("block", [1, 100], ids=["one by one", "together"])
+def test_a_change_is_told_although_its_re_export_follows_at_once(
+    send, follow, side, block
+):
+    both = ("a", 1, 10, LIVE), ("a", 1, 10, REEXPORT), ("a", 1, 10, REEXPORT)
+    name = send(*both, ("b", None, 1, LIVE), ("b", None, 1, REEXPORT))
+    told = [("a", 1, 10), ("b", None, 1)]
+    assert follow(name, "g", 5, side=side, block=block) == told
+    # A newer re-export tells nothing, whatever stands before it.
+    send(("a", 1, 10, LIVE), ("a", 2, 11, REEXPORT))
+    send(("b", 3, None, LIVE), ("b", 3, None, REEXPORT), ("b", 1, 10, LIVE))
+    assert follow(name, "g", 10, side=side, block=block) == [("b", 3, None)]
 
 
 def test_what_is_told_and_the_rows_are_one_transaction(
