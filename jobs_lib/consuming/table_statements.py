@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from jobs_lib.consuming.arrays import write_array
-from jobs_lib.errors import RecordError
+from jobs_lib.errors import ConfigurationError, RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +62,8 @@ class TableStatements:
         """Ask the database for the types of the columns, if one is not known yet.
 
         Raises:
-            RecordError: the table lacks a column.
+            ConfigurationError: there is no such table, or it lacks a column. No record
+                is at fault, so none may be skipped.
         """
         wanted = {self.key, *columns}
         if wanted <= self._types.keys():
@@ -75,9 +76,9 @@ class TableStatements:
         self._statements.clear()
         self._types = dict(rows)
         if not self._types:
-            raise RecordError(f"there is no table {self.place}: create it")
+            raise ConfigurationError(f"there is no table {self.place}: create it")
         if missing := sorted(wanted - self._types.keys()):
-            raise RecordError(
+            raise ConfigurationError(
                 f"the table {self.place} lacks {', '.join(missing)}: add the column, "
                 "or leave it out of the function's result"
             )
@@ -86,7 +87,7 @@ class TableStatements:
         """Return the type of the column of the key, as PostgreSQL has written it.
 
         Raises:
-            RecordError: there is no such column.
+            ConfigurationError: there is no such column.
         """
         self.learn_types(connection, {self.key})
         return self._types[self.key]

@@ -273,6 +273,46 @@ def test_a_read_model_skips_what_it_cannot_read_map_or_write(
     assert found == [(n,) for n in (0, 1, 2, 4, 6, 8, 9)]
 
 
+@pytest.mark.guarantee("W70")
+@pytest.mark.parametrize(
+    ("lose", "restore", "told"),
+    [
+        ("rename to gone", "alter table gone rename to rows", "no table rows"),
+        ("drop column n", "alter table rows add column n int", "rows lacks n"),
+    ],
+    ids=["table", "column"],
+)
+def test_a_read_model_that_loses_its_table_or_a_column_skips_nothing(
+    make, admin, bootstrap_servers, topic, read_offsets, read_skipped, wait_for,
+    lose, restore, told,
+):  # fmt: skip
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = topic(1)
+    app = make()
+
+    @app.read_model(name, table="rows", key="key", group=f"{name}-g", on_error="skip")
+    def row(record):
+        return {"n": record.value}
+
+    produce(bootstrap_servers, name, [("k", 0)])
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 1}, timeout=60, what="it is read")
+        admin.execute(f"alter table rows {lose}")
+        produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(1, 4)])
+        wait_for(
+            lambda: len([1 for _, one in failed if told in str(one["error"])]) > 1,
+            timeout=60,
+            what="it stands still",
+        )
+        assert read_offsets(name) == {0: 1}
+        assert read_skipped(name) == {}
+        admin.execute(restore)
+        wait_for(lambda: read_offsets(name) == {0: 4}, timeout=60, what="it goes on")
+    assert read_skipped(name) == {}
+    found = admin.execute("select n from rows order by n").fetchall()
+    assert [n for (n,) in found if n] == [1, 2, 3]
+
+
 @pytest.mark.guarantee("W71", "I28")
 def test_a_read_model_equals_its_topic_once_skipped_records_are_read_again(
     make, admin, bootstrap_servers, topic, read_offsets, read_skipped, wait_for
