@@ -220,6 +220,7 @@ class Consumer:
         with self._database.connect(name, impatient=True) as connection:
             stored = self._offsets.make(connection, list(parts))
             replaced = self._offsets.find_replaced(connection, list(parts), ids)
+            ended = self._offsets.find_ended(connection, list(parts))
             highest = self._offsets.read_highest(connection, list(parts))
             sources = self._offsets.make_sources(
                 connection, [one for one in parts if one[0] in self._placed]
@@ -245,6 +246,9 @@ class Consumer:
                     reads_ahead=self._declared[partition[0]].reads_ahead,
                     share=self._shares[partition[0]],
                 )
+                if partition in ended:
+                    self._partitions[partition].stopped = True
+                    self._partitions[partition].ended = True
                 if partition in replaced:
                     self._partitions[partition].replaced = True
                     self._commits.note_anew(partition)
@@ -252,7 +256,7 @@ class Consumer:
                 # may have an offset of an earlier database, for which others wait.
                 else:
                     self._commits.note(partition, at or 0)
-        for partition in parts.keys() - replaced:
+        for partition in parts.keys() - replaced - ended:
             self._member.begin(partition, stored.get(partition))
         if self._done:
             self._done.tell_soon()

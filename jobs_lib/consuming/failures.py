@@ -184,6 +184,17 @@ class Failures:
             return
         self._noted[progress.partition] = note, now
 
+    def has_noted(self, progress: Progress, error: str) -> bool:
+        """Whether the last note of a partition begins so."""
+        note, _ = self._noted.get(progress.partition, (None, 0.0))
+        return note is not None and (
+            note.epoch == progress.epoch and note.error.startswith(error)
+        )
+
+    def forget(self, progress: Progress) -> None:
+        """Write the next note down in any case: the database may have lost the last."""
+        self._noted.pop(progress.partition, None)
+
     def write_late(self, connection: Session[Any], progress: Progress) -> None:
         """Write down what could not be written, because the connection was lost."""
         note = self._unwritten.pop(progress.partition, None)

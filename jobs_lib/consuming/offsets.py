@@ -79,6 +79,17 @@ class Offsets:
             ).fetchall()
         return {(topic, number) for topic, number in rows}
 
+    def find_ended(
+        self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
+    ) -> set[Partition]:
+        """Find partitions that stand still because they ended before their offset."""
+        with connection.transaction():
+            rows = connection.execute(
+                self._queries["find_ended"],
+                {**self._name(partitions), "ended": ENDED_EARLY},
+            ).fetchall()
+        return {(topic, number) for topic, number in rows}
+
     def read_highest(
         self, connection: psycopg.Connection[Any], partitions: Sequence[Partition]
     ) -> dict[Partition, int]:
@@ -361,6 +372,11 @@ class Offsets:
         }
 
 
+ENDED_EARLY = "the partition ended before offset "
+"""How the reason begins why a partition stands still that ended before its offset: by
+it the next process knows that, too."""
+
+
 def explain_gap(stored: int, start: int, end: int) -> str:
     """Say why no record has a stored offset, and what to do.
 
@@ -376,9 +392,10 @@ def explain_gap(stored: int, start: int, end: int) -> str:
             "offsets, or declare on_gap='skip'"
         )
     return (
-        f"the partition ends before offset {end}: its topic was made anew or restored. "
-        "Set next_offset in the table offsets to where it should go on, such as "
-        f"{start} for all that there is"
+        f"{ENDED_EARLY}{stored}, and ends before offset {end} now: its topic was made "
+        "anew or restored, and nobody knows where its records go on. Set next_offset "
+        "in the table offsets to where it should go on, such as "
+        f"{start} for all that there is, or failed_offset = null to go on at {stored}"
     )
 
 

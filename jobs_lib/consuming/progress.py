@@ -92,6 +92,9 @@ class Progress:
     """Set when the topic may be another one than that of the stored offset."""
     stopped: bool = False
     """Set while no record may be read, because some before it are gone."""
+    ended: bool = False
+    """Set once it has ended before the stored offset: until somebody sets that one, it
+    stands still, however far it grows."""
     paused: bool = False
     """Set while Kafka is not asked for more, since the waiting records move slowly."""
     held: Held | None = None
@@ -278,7 +281,7 @@ class Progress:
         self.drop_all()
         self.reading = False
         self.range = self.held = None
-        self.replaced = self.stopped = self.paused = False
+        self.replaced = self.stopped = self.ended = self.paused = False
         self.stored = stored
         self.failed = self.search_until = self.lost_at = None
         self.failures, self.retry_at = 0, 0.0

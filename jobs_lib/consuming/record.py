@@ -26,7 +26,7 @@ _NAMESPACE = UUID("4b9e1f2c-6a53-4d0e-9f57-0c6e2a8b71d4")
 _VERSION = "ce_version"
 _CAUSE = "ce_cause"
 REEXPORT = "reexport"
-"""The cause of records that stand for a key of a table, and for no change of its own."""
+"""The cause of records that stand for a key of a table, and for no change of it."""
 _DIGITS = 19
 """Digits of the largest version: the relay writes a bigint."""
 

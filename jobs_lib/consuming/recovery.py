@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
-from jobs_lib.consuming.offsets import REPLACED, Offsets, explain_gap
+from jobs_lib.consuming.offsets import ENDED_EARLY, REPLACED, Offsets, explain_gap
 from jobs_lib.consuming.progress import ALL
 from jobs_lib.errors import FencedError
 
@@ -70,8 +70,11 @@ class Recovery:
             self._settle_range(connection, progress, *progress.range)
             return False
         if progress.stopped:
-            # A broker that was restored may have the records by now.
             progress.stopped = False
+            if progress.ended:
+                self._member.ask_range(progress.partition)
+                return False
+            # A broker that was restored may have the records by now.
             self._member.begin(progress.partition, progress.stored)
         return True
 
@@ -83,6 +86,7 @@ class Recovery:
         with self._lock:
             progress.in_doubt = False
             if progress.continues_at(stored):
+                self._failures.forget(progress)
                 return
             before = progress.stored
             progress.start_again(stored)
@@ -109,7 +113,7 @@ class Recovery:
                 progress.replaced = True
                 self._commits.note_anew(progress.partition)
             return
-        if start <= before <= end:
+        if start <= before <= end and not self._has_ended(connection, progress):
             with self._lock:
                 progress.start_again(before)
             self._failures.clear(connection, progress)
@@ -117,6 +121,7 @@ class Recovery:
             return
         if not self._declared[progress.partition[0]].may_pass(before, start):
             with self._lock:
+                progress.ended |= before > end
                 progress.stop()
             reason = explain_gap(before, start, end)
             telemetry.emit(
@@ -143,6 +148,18 @@ class Recovery:
         self._tell_moved(progress, before)
         self._member.begin(progress.partition, start)
 
+    def _has_ended(self, connection: Session[Any], progress: Progress) -> bool:
+        """Whether a partition that is long enough has ended before its offset once.
+
+        Its new records are others than those that lay there. Who has taken the note
+        away knows better.
+        """
+        if not progress.ended:
+            return False
+        is_noted = bool(self._offsets.find_ended(connection, [progress.partition]))
+        was_noted = self._failures.has_noted(progress, ENDED_EARLY)
+        return is_noted or not was_noted
+
     def _settle_topic(self, connection: Session[Any], progress: Progress) -> None:
         """Go on in a topic that was made anew, or stop where that needs a decision."""
         partition = progress.partition
@@ -156,9 +173,13 @@ class Recovery:
         if not self._offsets.find_replaced(connection, [partition], ids):
             # It is not, or an operator has said where to go on.
             self._note_highest(connection, progress)
+            has_ended = bool(self._offsets.find_ended(connection, [partition]))
             with self._lock:
                 progress.start_again(before)
                 self._commits.note(partition, before or 0)
+                progress.stopped = progress.ended = has_ended
+            if has_ended:
+                return
             self._failures.clear(connection, progress)
             self._member.begin(partition, before)
             return

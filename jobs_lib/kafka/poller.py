@@ -157,6 +157,20 @@ class Poller:
 
         self._commands.append(pause)
 
+    def ask_range(self, partition: Partition) -> None:
+        """Ask which records an assigned partition has, before it is begun again.
+
+        Listeners are told as if the partition were out of range.
+        """
+
+        def ask(consumer: Consumer) -> bool:
+            if partition not in self._assigned:
+                return True
+            self._out_of_range.setdefault(partition, time.monotonic())
+            return self._tell_range(partition, None, consumer)
+
+        self._commands.append(ask)
+
     def poll_soon(self) -> None:
         """Poll again soon: a listener may have room for records now."""
         self._has_news.set()
@@ -223,14 +237,23 @@ class Poller:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             partition = (message.topic() or "", message.partition() or 0)
             self._out_of_range[partition] = time.monotonic()
-            self._commands.append(partial(self._tell_range, partition))
+            tell = partial(self._tell_range, partition, message.offset())
+            self._commands.append(tell)
         elif error.code() not in _QUIET:
             # An error without a topic is about the group.
             name = message.topic() or self.group
             self._report(explain(error, self._settings, name, "READ"))
 
-    def _tell_range(self, partition: Partition, consumer: Consumer) -> bool:
-        """Tell listeners which records there are; False if the broker does not say."""
+    def _tell_range(
+        self, partition: Partition, refused: int | None, consumer: Consumer
+    ) -> bool:
+        """Tell listeners which records there are; False if the broker does not say.
+
+        Args:
+            partition: which cannot be read on.
+            refused: the offset that the broker has refused; None if it was only asked.
+            consumer: asks the broker.
+        """
         if partition not in self._out_of_range:
             return True
         try:
@@ -245,6 +268,9 @@ class Poller:
                 topic = partition[0]
                 self._report_sometimes(explain(error, self._settings, topic, "READ"))
             return False
+        if refused is not None and refused >= start:
+            # The partition ended before it then, however far it has grown since.
+            end = max(start, min(end, refused - 1))
         for listener in self._listeners:
             listener.out_of_range(partition, start, end)
         return True

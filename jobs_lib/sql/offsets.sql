@@ -42,6 +42,16 @@ from {schema}.offsets o join given g using (topic, partition)
 where o.consumer_group = %(group)s and o.topic_id <> g.topic_id
     and o.next_offset is not null
 
+-- name: find_ended
+-- The partitions that stand still because they ended before their offset. What has been
+-- appended since is not what lay there.
+select o.topic, o.partition
+from {schema}.offsets o
+join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
+    using (topic, partition)
+where o.consumer_group = %(group)s and o.failed_offset = o.next_offset
+    and starts_with(o.failure, %(ended)s)
+
 -- name: replace_topic
 -- Without the offset, which `advance_offset` would take for one of the new topic. The marks
 -- of effects are offsets of the topic before, too: the current version tells of all that

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from jobs_lib import ConfigurationError
 from jobs_lib.kafka import poller
 from jobs_lib.kafka.member import GroupMember
+from jobs_lib.kafka.poller import Poller
 from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, make_app, running
 from tests.support.groups import Group
@@ -154,6 +155,76 @@ def test_an_offset_beyond_the_end_of_its_partition_stops_it(
     assert read_offset(name) == 50
     assert read_failure(name) == (50, fields["error"])
     assert seen == [*range(10)]
+
+
+@pytest.mark.parametrize(
+    ("change", "begin"), [("next_offset = 10", 10), ("failed_offset = null", 50)]
+)
+def test_a_partition_that_ended_before_its_offset_stands_still_when_it_has_grown(
+    consume, admin, bootstrap_servers, read_offset, read_failure, wait_for, change,
+    begin,
+):  # fmt: skip
+    name, app, seen = consume()
+    # As after a broker was restored.
+    admin.execute("update jobs_lib.offsets set next_offset = 50")
+    with heard("offset.lost") as lost, running(app, "consumers"):
+        wait_for(lambda: lost, timeout=60, what="it is told")
+        produce(bootstrap_servers, name, [("k", n) for n in range(10, 60)])
+        wait_for(lambda: lost[-1][1]["end"] == 60, timeout=60, what="it has grown")
+    with heard("offset.moved"), heard("offset.lost") as lost, running(app, "consumers"):
+        wait_for(lambda: len(lost) > 1, timeout=60, what="a new process knows it")
+        assert read_offset(name) == 50
+        assert seen == [*range(10)]
+        fields = lost[0][1]
+        assert (fields["next_offset"], fields["start"], fields["end"]) == (50, 0, 60)
+        assert read_failure(name) == (50, fields["error"])
+        admin.execute(f"update jobs_lib.offsets set {change}")
+        wait_for(lambda: seen[-1] == 59, timeout=60, what="it goes on")
+        wait_for(lambda: read_offset(name) == 60, timeout=60, what="all is in")
+    assert seen == [*range(10), *range(begin, 60)]
+    assert read_failure(name) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["handler", "read model"])
+def test_a_partition_that_grows_past_its_offset_before_it_is_asked_is_told_too(
+    make, topic, admin, bootstrap_servers, read_offset, wait_for, monkeypatch, kind
+):
+    name, app, seen = topic(1), make(), []
+    grown = threading.Event()
+    tell_range = Poller._tell_range
+
+    def grow(*given):
+        if not grown.is_set():
+            produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(10, 60)])
+            grown.set()
+        return tell_range(*given)
+
+    if kind == "handler":
+        app.consumer(name, group=name)(lambda record, conn: seen.append(record.value))
+    else:
+        admin.execute("create table rows (key text primary key, version bigint, n int)")
+        app.read_model(name, table="rows", key="key", group=name)(
+            lambda record: {"n": record.value}
+        )
+    produce(bootstrap_servers, name, [(f"k{n}", n) for n in range(10)])
+    with running(app, "consumers"):
+        wait_for(lambda: read_offset(name) == 10, timeout=30, what="all is in")
+    admin.execute("update jobs_lib.offsets set next_offset = 50")
+    monkeypatch.setattr(Poller, "_tell_range", grow)
+    with (
+        heard("offset.lost") as lost,
+        heard("offset.moved") as moved,
+        running(app, "consumers"),
+    ):
+        if kind == "handler":
+            wait_for(lambda: lost, timeout=60, what="it is told")
+            assert read_offset(name) == 50
+        else:
+            wait_for(lambda: read_offset(name) == 60, timeout=60, what="all is in")
+            assert [one["next_offset"] for _, one in moved] == [0]
+            rows = admin.execute("select n from rows order by n").fetchall()
+            assert [n for (n,) in rows] == [*range(60)]
+    assert seen == [*range(10 if kind == "handler" else 0)]
 
 
 def test_a_partition_that_has_its_records_again_is_no_longer_said_to_stand_still(
@@ -526,7 +597,7 @@ def test_the_range_of_a_partition_is_asked_for_again_until_it_is_known(
     # The broker of the partition: it has no answer at first.
     broker = Mock()
     broker.get_watermark_offsets.side_effect = KafkaException(KafkaError(code))
-    message = Mock(topic=lambda: "t", partition=lambda: 3)
+    message = Mock(topic=lambda: "t", partition=lambda: 3, offset=lambda: 2)
     member._note_error(message, KafkaError(KafkaError._AUTO_OFFSET_RESET))
     with heard("loop.failed") as failed:
         for _ in range(seconds * 10):

@@ -23,7 +23,7 @@ def recovery() -> Recovery:
     declared = Mock()
     declared.may_pass.return_value = False
     offsets = Mock()
-    offsets.find_replaced.return_value = set()
+    offsets.find_replaced.return_value = offsets.find_ended.return_value = set()
     lock: Any = Mock(__enter__=Mock(), __exit__=Mock())
     read_ids = Mock(return_value={"orders": uuid4()})
     return Recovery(
