@@ -104,7 +104,7 @@ class Applier:
         placing = progress.placing
         place = None if placing is None else placing.name(block[0])
         mark = self._offsets.begin(connection, place)
-        connection.is_lent = True
+        connection.lend()
         applied = declared.apply(
             connection,
             block,

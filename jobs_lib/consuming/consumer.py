@@ -335,7 +335,10 @@ class Consumer:
 
     def _work_on(self, number: int) -> Iterator[None]:
         loop = self._loops[number]
-        with self._database.connect(loop.name) as connection:
+        patience = self._database.timeout
+        with self._database.connect(loop.name, answer_within=patience) as connection:
+            # Such as the rows of a read model whose table is locked.
+            connection.cancels = True
             # A handler that rolls back must not go on outside of any transaction.
             connection.autocommit = False
             # Nobody knows what was committed on the last one, or what a server has

@@ -231,7 +231,7 @@ class ReadModel(ABC):
         if not changed:
             return
         changed.sort(key=lambda record: record.offset)
-        connection.is_lent = True
+        connection.lend()
         try:
             self.on_change.handle(connection, changed, messages, group, placing)
         except BaseException as error:

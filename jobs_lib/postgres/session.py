@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 T = TypeVar("T")
+_CANCEL_SECONDS = 1.0
+"""Seconds to reach the server, and then for the answer that the statement is over."""
 _NOTHING = 0
 """What psycopg sends to a generator when there is nothing to read or write."""
 
@@ -33,10 +35,20 @@ class Session(psycopg.Connection[Row]):
     """The server that answers, once known; see the query ``read_server``."""
     is_lent: bool = False
     """Whether a handler has it, whose transaction the library commits."""
+    cancels: bool = False
+    """Whether a statement without an answer is cancelled before the connection is
+    closed. One that waits for a lock would stay behind in the server."""
+    _own_limit: float | None = None
+
+    def lend(self) -> None:
+        """Lend the open transaction to a handler, which decides how long it waits."""
+        self.is_lent, self._own_limit = True, self.answer_within
+        self.answer_within = None
 
     def take_back(self) -> None:
         """End a loan: what a handler has set for its own rows is set back."""
-        self.is_lent = False
+        if self.is_lent:
+            self.is_lent, self.answer_within = False, self._own_limit
         self.row_factory = cast("RowFactory[Row]", tuple_row)
         self.cursor_factory = psycopg.Cursor
         self.server_cursor_factory = psycopg.ServerCursor
@@ -196,17 +208,31 @@ def _limit(
     return _limited(session, gen, session.answer_within)
 
 
+def _cancel(session: Session[Any] | AsyncSession[Any]) -> bool:
+    """Cancel the statement that runs; returns whether the server was reached."""
+    try:
+        cast("Session[Any]", session).cancel_safe(timeout=_CANCEL_SECONDS)
+    except psycopg.Error:
+        return False
+    return True
+
+
 def _limited(
     session: Session[Any] | AsyncSession[Any],
     gen: Generator[Any, Any, T],
     seconds: float,
 ) -> Generator[Any, Any, T]:
     deadline = time.monotonic() + seconds
+    may_cancel = isinstance(session, Session) and session.cancels
     try:
         wanted = next(gen)
         while True:
             ready = yield wanted
             if ready == _NOTHING and time.monotonic() > deadline:
+                if may_cancel and _cancel(session):
+                    may_cancel = False
+                    deadline = time.monotonic() + _CANCEL_SECONDS
+                    continue
                 # A late answer must not be mistaken for that of another statement.
                 session.pgconn.finish()
                 raise psycopg.OperationalError(f"no answer within {seconds:g} s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -24,9 +25,10 @@ from jobs_lib.service.preparation import read_installation
 from jobs_lib.service.service import Service
 from jobs_lib.settings import default_settings
 from tests.faults.helpers import attempts, count, effects, enqueue
-from tests.support.apps import HOME, executing, heard, make_app
+from tests.support.apps import HOME, executing, heard, make_app, running
 from tests.support.commands import fail_command
 from tests.support.proxy import Proxy
+from tests.support.records import produce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +76,90 @@ def test_a_connection_that_is_cut_or_silent_is_noticed_in_time(
     assert time.monotonic() - struck_at < TIMEOUT + 2
     proxy.release()
     assert_all_ran_once(url, worker, wait_for)
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("FP8")
+@pytest.mark.parametrize("busy", ["handler", "read model", "at rest"])
+def test_a_silent_connection_of_a_consumer_is_noticed_in_time(
+    url, admin, connect, proxy, wait_for, gate, bootstrap_servers, topic, busy
+):
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name, handling = topic(1), threading.Event()
+    app = make_app(
+        proxy.url(url),
+        database_timeout=TIMEOUT,
+        stale_after=60,
+        kafka_bootstrap_servers=bootstrap_servers,
+    )
+    if busy == "read model":
+        app.read_model(name, table="rows", key="key", group=name)(
+            lambda record: {"n": record.value}
+        )
+    else:
+
+        @app.consumer(name, group=name)
+        def handle(record, conn) -> None:
+            conn.execute(
+                "insert into rows values (%s, null, %s)", (record.key, record.value)
+            )
+            if record.value and busy == "handler":
+                handling.set()
+                gate.wait(60)
+
+    def count_rows() -> int:
+        return admin.execute("select from rows").rowcount
+
+    produce(bootstrap_servers, name, [("k0", 0)])
+    with heard("loop.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: count_rows() == 1, timeout=60, what="it reads")
+        with connect() as blocker:
+            if busy == "read model":
+                blocker.execute("lock table rows in exclusive mode")
+            if busy != "at rest":
+                produce(bootstrap_servers, name, [("k1", 1)])
+            if busy == "handler":
+                assert handling.wait(60)
+            if busy == "read model":
+                waits = partial(connected_as, admin, "consume", "Lock")
+                wait_for(waits, timeout=60, what="the rows wait")
+            struck_at = time.monotonic()
+            proxy.half_open()
+            gate.set()
+            wait_for(
+                lambda: f"consume {name}" in [one["loop"] for _, one in failed],
+                timeout=60,
+                what="it is noticed",
+            )
+            assert time.monotonic() - struck_at < TIMEOUT + 3
+        proxy.release()
+        produce(bootstrap_servers, name, [("k2", 2)])
+        expected = 2 if busy == "at rest" else 3
+        wait_for(lambda: count_rows() == expected, timeout=60, what="it goes on")
+
+
+@pytest.mark.expects("loop.failed")
+def test_rows_that_wait_for_a_lock_leave_no_statement_behind(
+    url, admin, connect, wait_for, bootstrap_servers, topic
+):
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = topic(1)
+    app = make_app(url, database_timeout=1, kafka_bootstrap_servers=bootstrap_servers)
+    app.read_model(name, table="rows", key="key", group=name)(
+        lambda record: {"n": record.value}
+    )
+    produce(bootstrap_servers, name, [("k0", 0)])
+    with heard("record.failed") as failed, running(app, "consumers"):
+        with connect() as blocker:
+            blocker.execute("lock table rows in exclusive mode")
+            wait_for(lambda: len(failed) > 2, timeout=60, what="it is told")
+            assert connected_as(admin, "consume", "Lock") <= 1
+        wait_for(
+            lambda: admin.execute("select from rows").rowcount,
+            timeout=60,
+            what="the rows are in",
+        )
+    assert {str(one["error"]).split(":")[0] for _, one in failed} == {"QueryCanceled"}
 
 
 @pytest.mark.expects("jobs.fenced")
