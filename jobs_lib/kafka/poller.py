@@ -93,6 +93,8 @@ class Poller:
         self._paused: set[Partition] = set()
         self._begun: dict[Partition, int] = {}
         """Where those were begun last that were begun since they were assigned."""
+        self._wanted: dict[Partition, object] = {}
+        """The newest command of each partition that begins or pauses it."""
         self._out_of_range: dict[Partition, float] = {}
         """Those that librdkafka has ceased to read, and since when."""
         self._stopping = threading.Event()
@@ -124,7 +126,8 @@ class Poller:
         at = TopicPartition(*partition, OFFSET_BEGINNING if offset is None else offset)
 
         def seek(consumer: Consumer) -> bool:
-            if partition not in self._assigned:
+            # One that came too early must not undo a newer one.
+            if partition not in self._assigned or self._wanted[partition] is not seek:
                 return True
             try:
                 if partition in self._out_of_range:
@@ -144,17 +147,19 @@ class Poller:
                 listener.begun(partition)
             return True
 
+        self._wanted[partition] = seek
         self._commands.append(seek)
 
     def pause(self, partition: Partition) -> None:
         """Stop fetching records of a partition for now."""
 
         def pause(consumer: Consumer) -> bool:
-            if partition in self._assigned:
+            if partition in self._assigned and self._wanted[partition] is pause:
                 consumer.pause([TopicPartition(*partition)])
                 self._paused.add(partition)
             return True
 
+        self._wanted[partition] = pause
         self._commands.append(pause)
 
     def ask_range(self, partition: Partition) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
 from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import make_app
@@ -74,3 +79,40 @@ def test_partitions_go_on_where_they_were_when_all_are_assigned_again():
     (assign,) = consumer.assign.mock_calls
     places = {at.partition: at.offset for at in assign.args[0]}
     assert places == {0: 7, 1: 5, 2: 9, 3: OFFSET_BEGINNING}
+
+
+def make_early() -> KafkaException:
+    """The client's error while the partition's fetcher has not started."""
+    return KafkaException(KafkaError(KafkaError._STATE))
+
+
+@pytest.mark.guarantee("W59")
+def test_a_partition_is_read_from_where_it_was_begun_last_although_that_was_too_early(
+    member,
+):
+    consumer = Mock()
+    consumer.seek.side_effect = [make_early(), None, None]
+    member.begin(OURS, 10)
+    member.begin(OURS, 7)
+    member._obey(consumer)
+    member.begin(OURS, 5)
+    for _ in range(3):
+        member._obey(consumer)
+    assert consumer.seek.mock_calls[-1].args[0].offset == 5
+    assert not member._commands
+    assert member._begun[OURS] == 5
+
+
+def test_a_partition_that_was_begun_too_early_stays_paused_if_it_was_paused_since(
+    member,
+):
+    consumer = Mock()
+    consumer.seek.side_effect = [make_early(), None]
+    member.begin(OURS, 10)
+    member._obey(consumer)
+    member.pause(OURS)
+    for _ in range(3):
+        member._obey(consumer)
+    assert OURS in member._paused
+    assert not consumer.resume.called
+    assert not member._commands
