@@ -176,6 +176,11 @@ class Applier:
         declared = self._declared[progress.partition[0]]
         return declared.block_seconds or self._block_seconds
 
+    def get_budget(self, progress: Progress) -> float:
+        """The seconds that a block of the partition should take at the most."""
+        timeout = self._declared[progress.partition[0]].timeout
+        return min(self.get_seconds(progress), timeout)
+
     def _tell_applied(self, progress: Progress, count: int) -> None:
         if telemetry.listened("records.applied"):
             telemetry.emit(

@@ -32,7 +32,14 @@ from jobs_lib.consuming.looks import Looks
 from jobs_lib.consuming.measures import Measures
 from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.placing import Placing
-from jobs_lib.consuming.progress import ALL, Ahead, Progress, get_offset
+from jobs_lib.consuming.progress import (
+    ALL,
+    FIRST_SIZE,
+    FIRST_WHOLE_SIZE,
+    Ahead,
+    Progress,
+    get_offset,
+)
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.recovery import Recovery
 from jobs_lib.consuming.share import Share
@@ -243,6 +250,7 @@ class Consumer:
                     if partition in sources
                     else None,
                     most=self._declared[partition[0]].block or self._block,
+                    size=self._choose_size(partition[0]),
                     reads_ahead=self._declared[partition[0]].reads_ahead,
                     share=self._shares[partition[0]],
                 )
@@ -260,6 +268,13 @@ class Consumer:
             self._member.begin(partition, stored.get(partition))
         if self._done:
             self._done.tell_soon()
+
+    def _choose_size(self, topic: str) -> int:
+        """Choose the size of a partition's first block."""
+        if (known := self._shares[topic].size) is not None:
+            return known
+        ends_in_time = self._declared[topic].ends_in_time
+        return FIRST_SIZE if ends_in_time else FIRST_WHOLE_SIZE
 
     def release(self, origins: frozenset[str], timeout: float) -> None:
         """Stop applying these partitions; wait for blocks that are being applied."""
@@ -390,6 +405,8 @@ class Consumer:
             )
         except BaseException as error:
             connection.take_back()
+            if time.monotonic() - began > self._applier.get_budget(progress):
+                progress.shrink(len(block))
             if connection.closed:
                 self._failures.note_loss(progress, block, error)
                 raise
@@ -397,8 +414,15 @@ class Consumer:
             self._failures.note_error(connection, progress, block, error)
             return
         seconds, worked = time.monotonic() - began, time.thread_time() - worked
-        progress.adapt(applied, seconds, worked, self._applier.get_seconds(progress))
+        progress.adapt(
+            applied,
+            seconds,
+            worked,
+            self._applier.get_budget(progress),
+            0.0 if ahead is None else ahead.seconds,
+        )
         self._move(progress, get_offset(block[applied - 1]) + 1, applied)
+        self._failures.tell_undone(progress)
 
     def _choose(self, progress: Progress) -> tuple[list[Message], Ahead | None]:
         """Choose the next block, which may be read already; call under the lock.
@@ -460,12 +484,13 @@ class Consumer:
             return  # it is raised again at its turn
         if not block:
             return
+        began = time.monotonic()
         try:
             changes: Changes | BlockError = model.read(block, progress.highest)
         except BlockError as error:
             changes = error
         with self._changed:
-            progress.ahead = Ahead(block, changes)
+            progress.ahead = Ahead(block, changes, time.monotonic() - began)
 
     def _find_placed(self) -> dict[Partition, Progress]:
         """Find the owned partitions whose jobs get the places of records."""

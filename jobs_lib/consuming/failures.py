@@ -16,7 +16,7 @@ import psycopg
 from jobs_lib import telemetry
 from jobs_lib.consuming.blame import is_of_record
 from jobs_lib.consuming.offsets import ENDED, MOVED
-from jobs_lib.consuming.progress import get_offset
+from jobs_lib.consuming.progress import Undone, get_offset
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import FencedError, RecordError
 from jobs_lib.kafka.timestamps import read_timestamp
@@ -134,7 +134,10 @@ class Failures:
             return
         has_failed = progress.failed == get_offset(block[0])
         if not progress.note_failure(block, index):
+            if index is None:
+                progress.undone = Undone(len(block), describe(error))
             return
+        progress.undone = None
         may_skip = self._declared[progress.partition[0]].on_error == "skip"
         if connection is not None and may_skip and is_of_record(error):
             # What nobody can tell from a fault of the record, such as a deadlock that
@@ -152,6 +155,17 @@ class Failures:
             error=text,
         )
         self.note_stop(connection, progress, get_offset(block[0]), text)
+
+    def tell_undone(self, progress: Progress) -> None:
+        """Tell of a block that failed, although none of its records fails alone."""
+        if undone := progress.find_undone():
+            telemetry.emit(
+                "block.failed",
+                group=self._group,
+                origin=progress.origin,
+                count=undone.records,
+                error=undone.error,
+            )
 
     def note_stop(
         self,

@@ -23,8 +23,15 @@ if TYPE_CHECKING:
     from jobs_lib.consuming.subscription import BlockError
     from jobs_lib.kafka.member import Partition
 
-_FIRST_SIZE = 500
+FIRST_SIZE = 500
 """Records of the first block: how long they take is not known yet."""
+FIRST_WHOLE_SIZE = 20
+"""The same where a block cannot end by time, because all its records are read or
+handled at once."""
+_CALM_SECONDS = 60.0
+"""For how long blocks do not grow after one that failed only as a whole."""
+_LEAP = 8
+"""By how much blocks grow at once that take next to no time."""
 _MESSAGE_BYTES = 800
 """What a message needs in memory beside its value, with usual headers."""
 
@@ -35,6 +42,16 @@ class Ahead(NamedTuple):
     block: list[Message]
     changes: Changes | BlockError
     """What it does to a read model, or why it cannot be read."""
+    seconds: float = 0.0
+    """How long that took."""
+
+
+class Undone(NamedTuple):
+    """A block that failed as a whole."""
+
+    records: int
+    error: str
+    """Why, without values."""
 
 
 class Effects(NamedTuple):
@@ -103,7 +120,7 @@ class Progress:
     leaving: bool = False
     most: int = 1
     """The most records of any block."""
-    size: int = _FIRST_SIZE
+    size: int = FIRST_SIZE
     """The most records of the next block."""
     reads_ahead: bool = False
     """Whether a thread may read its block while the database writes another one."""
@@ -121,6 +138,11 @@ class Progress:
     """The offset of a record that has failed; it is tried alone."""
     search_until: int | None = None
     """A record below this offset has failed; each is tried alone until it is found."""
+    undone: Undone | None = None
+    """Set while the records of a block that failed are tried one by one, and none of
+    them has failed."""
+    calm_until: float = -math.inf
+    """Until when its blocks do not grow, by the monotonic clock."""
     failures: int = 0
     """Failed attempts in a row."""
     retry_at: float = 0.0
@@ -201,7 +223,14 @@ class Progress:
         """The offset behind the last waiting record."""
         return get_offset(self.waiting[-1]) + 1 if self.waiting else self.stored
 
-    def adapt(self, count: int, seconds: float, worked: float, budget: float) -> None:
+    def adapt(
+        self,
+        count: int,
+        seconds: float,
+        worked: float,
+        budget: float,
+        read_in: float = 0.0,
+    ) -> None:
         """Choose the size of the next block by the time that this one took.
 
         Args:
@@ -209,12 +238,34 @@ class Progress:
             seconds: how long they took.
             worked: how many of them the thread itself was at work.
             budget: how long a block should take at the most, in seconds.
+            read_in: how long it took to read it before its turn.
         """
         self.share.note(count, seconds, worked, is_alone=self.is_alone)
+        seconds += read_in
         if seconds > budget:
-            self.size = max(1, count // 2)
-        elif count >= self.size and seconds < budget / 2:
-            self.size = min(self.most, 2 * self.size)
+            self.shrink(count)
+        elif count >= self.size:
+            if seconds < budget / 2 and time.monotonic() >= self.calm_until:
+                factor = _LEAP if seconds < budget / _LEAP / 2 else 2
+                self.size = min(self.most, factor * self.size)
+            self.share.size = self.size
+
+    def shrink(self, count: int) -> None:
+        """Let the next block be half as large as one of so many records."""
+        self.size = self.share.size = max(1, min(self.size, count // 2))
+
+    def find_undone(self) -> Undone | None:
+        """Find a block that failed, though each of its records has gone in alone.
+
+        Smaller blocks follow for a while.
+        """
+        undone = self.undone
+        if undone is None or (self.stored or 0) < (self.search_until or 0):
+            return None
+        self.undone = None
+        self.shrink(undone.records)
+        self.calm_until = time.monotonic() + _CALM_SECONDS
+        return undone
 
     def choose(self) -> list[Message]:
         """The records of the next block, which stay in the queue."""
@@ -222,7 +273,7 @@ class Progress:
         if not size:
             return []
         if self.share.is_busy is None and not self.reads_ahead:
-            size = min(size, _FIRST_SIZE)
+            size = min(size, FIRST_SIZE)
         first = get_offset(self.waiting[0])
         if self.search_until is not None and first >= self.search_until:
             self.search_until = None
@@ -283,7 +334,7 @@ class Progress:
         self.range = self.held = None
         self.replaced = self.stopped = self.ended = self.paused = False
         self.stored = stored
-        self.failed = self.search_until = self.lost_at = None
+        self.failed = self.search_until = self.lost_at = self.undone = None
         self.failures, self.retry_at = 0, 0.0
 
     def continues_at(self, stored: int | None) -> bool:

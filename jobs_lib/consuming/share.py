@@ -27,6 +27,8 @@ class Share:
     is_busy: bool | None = None
     """None while nobody knows."""
     measured_at: float = -math.inf
+    size: int | None = None
+    """The records of a block that takes as long as it should; None if nobody knows."""
     waited: int = 0
     """Blocks in a row whose thread waited for most of the time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -330,6 +331,23 @@ class Subscription:
     def has_effects(self) -> bool:
         """Whether it is a read model that calls a function with what has changed."""
         return self.model is not None and self.model.on_change is not None
+
+    @property
+    def ends_in_time(self) -> bool:
+        """Whether a block may end after any of its records, once its time is over."""
+        return self.model is None and all(
+            handler.per == "record" for handler in self._handlers.values()
+        )
+
+    @property
+    def timeout(self) -> float:
+        """The seconds that a call with a whole block may take; infinite if any."""
+        limits = [
+            handler.timeout
+            for handler in self._handlers.values()
+            if handler.per == "block" and handler.timeout is not None
+        ]
+        return min(limits, default=math.inf)
 
     @property
     def reads_ahead(self) -> bool:

@@ -54,6 +54,8 @@
                        seconds, limit, stack         goes on, after these ``seconds``
     record.skipped     group, origin, offset, error, a partition's first; then the last
                        count                         of ten seconds, and their ``count``
+    block.failed       group, origin, count, error   these records failed together, and
+                                                     went in one by one
     record.missing     group, origin, offset, count, a ``gapless`` read model lacks
                        before, after                 versions; the first gap is named
     offset.moved       group, origin, before,        somebody has set it, or commits
@@ -142,6 +144,7 @@ _LOGGED = {
     "record.failed": logging.ERROR,
     "record.stuck": logging.ERROR,
     "record.skipped": logging.ERROR,
+    "block.failed": logging.WARNING,
     "record.missing": logging.ERROR,
     "offset.moved": logging.WARNING,
     "offset.lost": logging.ERROR,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -109,6 +110,35 @@ def test_a_record_of_a_block_that_cannot_be_read_is_named_at_once(
     assert {fields["offset"] for _, fields in failed} == {7}
     # No record was handled twice, and none alone.
     assert [n for call in calls for n in call] == [*range(7)]
+
+
+@pytest.mark.guarantee("W77")
+def test_blocks_that_fail_only_as_a_whole_are_told_and_become_smaller(
+    make, bootstrap_servers, topic, seen, read_seen, read_offsets, wait_for
+):
+    name = topic(1)
+    app = make(consumer_block=100)
+    calls: list[int] = []
+
+    @app.consumer(name, group=f"{name}-g", per="block")
+    def handle(records, conn) -> None:
+        calls.append(len(records))
+        if len(records) > 4:
+            raise ValueError("too many at once")
+        for one in records:
+            conn.execute(seen, (one.partition, one.value))
+
+    produce(bootstrap_servers, name, [("k", n) for n in range(100)])
+    with heard("block.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 100}, timeout=30, what="all is in")
+    counts = [fields["count"] for _, fields in failed]
+    # Each failed once, and was half as large as the one before.
+    assert counts == [size for size in calls if size > 4]
+    assert all(2 * b <= a for a, b in itertools.pairwise(counts))
+    assert {str(fields["error"]) for _, fields in failed} == {
+        "ValueError: too many at once"
+    }
+    assert read_seen() == [*range(100)]
 
 
 @pytest.mark.guarantee("W78")

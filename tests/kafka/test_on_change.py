@@ -34,8 +34,10 @@ def send(bootstrap_servers, topic):
                 name,
                 key=key,
                 value=None if n is None else json.dumps({"n": n, "at": version}),
-                headers={"ce_cause": cause}
-                | ({} if version is None else {"ce_version": str(version)}),
+                headers=[
+                    ("ce_cause", cause),
+                    *([] if version is None else [("ce_version", str(version))]),
+                ],
             )
         assert producer.flush(30) == 0
         return name
