@@ -104,6 +104,10 @@ class Applier:
         placing = progress.placing
         place = None if placing is None else placing.name(block[0])
         mark = self._offsets.begin(connection, place)
+        first, end = get_offset(block[0]), get_offset(block[-1]) + 1
+        skipped: set[int] = set()
+        if progress.comes_again(first):
+            skipped = self._offsets.read_skipped(connection, progress, first, end)
         connection.lend()
         applied = declared.apply(
             connection,
@@ -111,11 +115,14 @@ class Applier:
             lambda: not progress.leaving and time.monotonic() < until,
             progress.highest,
             placing,
+            skipped,
         )
         connection.take_back()
         self._tell_applied(progress, applied)
         last = block[applied - 1]
         following = get_offset(last) + 1
+        if skipped:
+            self._offsets.forget_skipped(connection, progress, first, following)
         self._offsets.advance(
             connection, progress, following, read_timestamp(last), mark
         )
@@ -142,6 +149,10 @@ class Applier:
                     connection, progress, following, last, meanwhile
                 ):
                     model.write(connection, changes, progress.topic_id)
+                    if progress.comes_again(first):
+                        self._offsets.forget_skipped(
+                            connection, progress, first, following
+                        )
             else:
                 placing = progress.placing
                 place = None if placing is None else placing.name(block[0])
@@ -155,6 +166,8 @@ class Applier:
                     progress.effects,
                     placing,
                 )
+                if progress.comes_again(first):
+                    self._offsets.forget_skipped(connection, progress, first, following)
                 self._offsets.advance(connection, progress, following, last, mark)
         except BlockError:
             raise

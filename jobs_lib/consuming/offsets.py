@@ -285,6 +285,21 @@ class Offsets:
         )
         self.advance(connection, progress, offset + 1, appended_at, mark)
 
+    def read_skipped(
+        self, connection: Session[Any], progress: Progress, first: int, following: int
+    ) -> set[int]:
+        """Read the offsets of skipped records that come again, in a transaction."""
+        named = {**self._place(progress), "first": first, "following": following}
+        rows = connection.execute(self._queries["read_skipped"], named).fetchall()
+        return {offset for (offset,) in rows}
+
+    def forget_skipped(
+        self, connection: Session[Any], progress: Progress, first: int, following: int
+    ) -> None:
+        """Forget that records were skipped which the open transaction applies."""
+        named = {**self._place(progress), "first": first, "following": following}
+        connection.execute(self._queries["forget_skipped"], named)
+
     def owns(self, connection: Session[Any], progress: Progress) -> bool:
         """Whether a partition is still this process's; True if nobody can tell."""
         owned = {"owner": self._owner, "epoch": progress.epoch}

@@ -183,6 +183,10 @@ class Progress:
             return True
         return self.share.is_busy is None and len(self.waiting) > 1
 
+    def comes_again(self, first: int) -> bool:
+        """Whether records from this offset on have been passed before."""
+        return self.highest is not None and first < self.highest
+
     @property
     def is_settled(self) -> bool:
         """Whether its records may be applied without a question before."""

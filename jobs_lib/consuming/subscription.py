@@ -15,6 +15,7 @@ from jobs_lib.naming import Exact, name_done, name_in_kafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     # Only for types: declaring consumers must not import either of the two.
     import psycopg
@@ -424,6 +425,7 @@ class Subscription:
         may_go_on: Callable[[], bool],
         highest: int | None = None,
         placing: Placing | None = None,
+        skipped: AbstractSet[int] = frozenset(),
     ) -> int:
         """Handle a block of one partition, in order, in the open transaction.
 
@@ -433,6 +435,7 @@ class Subscription:
             may_go_on: asked after each call; if it returns False, the block ends.
             highest: the highest offset to go on from that the partition ever had.
             placing: gives jobs the places of the records; None for none.
+            skipped: offsets of records that were skipped: they were never handled.
 
         Returns the number of records that were applied.
 
@@ -441,7 +444,9 @@ class Subscription:
         """
         done = 0
         while done < len(messages):
-            done = self._apply_next(connection, messages, done, highest, placing)
+            done = self._apply_next(
+                connection, messages, done, highest, placing, skipped
+            )
             if not may_go_on():
                 break
         return done
@@ -453,6 +458,7 @@ class Subscription:
         start: int,
         highest: int | None,
         placing: Placing | None,
+        skipped: AbstractSet[int],
     ) -> int:
         """Call the handler of the record at ``start``; returns where to go on.
 
@@ -462,7 +468,8 @@ class Subscription:
         at: int | None = start
         try:
             handler = self._choose(messages[start])
-            given: Any = handler.make_record(messages[start], highest)
+            known = _find_highest(messages[start], highest, skipped)
+            given: Any = handler.make_record(messages[start], known)
             end = start + 1
             if handler.per == "block":
                 given = [given]
@@ -470,7 +477,8 @@ class Subscription:
                     at = end
                     if self._choose(message) is not handler:
                         break
-                    given.append(handler.make_record(message, highest))
+                    known = _find_highest(message, highest, skipped)
+                    given.append(handler.make_record(message, known))
                     end += 1
                 # Nobody knows which of them the function cannot handle.
                 at = start if end == start + 1 else None
@@ -495,6 +503,13 @@ class Subscription:
         if chosen is None:
             raise self.type_place.refuse(message, type_, self.group, handlers)
         return chosen
+
+
+def _find_highest(
+    message: Message, highest: int | None, skipped: AbstractSet[int]
+) -> int | None:
+    """The offset below which a record comes again: none if it was skipped before."""
+    return None if skipped and message.offset() in skipped else highest
 
 
 def _check_on_error(on_error: object) -> None:

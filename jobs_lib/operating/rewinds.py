@@ -32,7 +32,7 @@ class Rewound:
     after: int
     """The offset that it goes on from now."""
     skipped: int
-    """The rows of the table `skipped` from there on, which are deleted."""
+    """The rows of the table `skipped` from there on, whose records come again."""
     gone: int = 0
     """The rows before that whose records the topic has no more, which stay."""
 
@@ -251,13 +251,13 @@ def set_back(
         "offsets": [*places.values()],
         "origins": [f"{topic}/{number}" for number in places],
     }
-    forgotten = dict(
-        connection.execute(database.queries["forget_skipped"], moved).fetchall()
+    skipped = dict(
+        connection.execute(database.queries["count_skipped"], moved).fetchall()
     )
     connection.execute(database.queries["rewind_offsets"], moved)
     connection.execute(database.queries["release_consumed"], moved)
     return [
-        Rewound(topic, number, known[number], place, forgotten.get(number, 0))
+        Rewound(topic, number, known[number], place, skipped.get(number, 0))
         for number, place in sorted(places.items())
     ]
 

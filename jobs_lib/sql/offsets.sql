@@ -116,6 +116,27 @@ on conflict (consumer_group, topic, partition, record_offset) do update set
     topic_id = excluded.topic_id, error = excluded.error,
     skipped_at = excluded.skipped_at
 
+-- part: skipped_between
+s.consumer_group = %(group)s and s.topic = %(topic)s and s.partition = %(partition)s::int
+    and s.record_offset >= %(first)s and s.record_offset < %(following)s
+
+-- name: read_skipped
+select s.record_offset
+from {schema}.skipped s
+join {schema}.offsets f using (consumer_group, topic, partition)
+where {skipped_between}
+    and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
+
+-- name: forget_skipped
+-- They come again, and are applied in this transaction. Places of an earlier topic of this
+-- name stay: their records do not come again.
+delete from {schema}.skipped s
+using {schema}.offsets f
+where {skipped_between}
+    and (f.consumer_group, f.topic, f.partition)
+        = (s.consumer_group, s.topic, s.partition)
+    and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
+
 -- part: ours
 -- A process that was fenced must not write over what the new owner has found. The lock
 -- makes a take-over wait for this commit, as `advance_offset` does.

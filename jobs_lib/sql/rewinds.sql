@@ -60,18 +60,14 @@ where s.consumer_group = %(group)s and s.topic = %(topic)s
     and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
 group by s.partition
 
--- name: forget_skipped
--- A replay skips them again if they still fail. Places of an earlier topic of this name
--- stay: no replay reads them.
-with forgotten as (
-    delete from {schema}.skipped s
-    using unnest(%(partitions)s::int[], %(offsets)s::bigint[]) as g(partition, first),
-        {schema}.offsets f
-    where s.consumer_group = %(group)s and s.topic = %(topic)s
-        and s.partition = g.partition and s.record_offset >= g.first
-        and (f.consumer_group, f.topic, f.partition)
-            = (s.consumer_group, s.topic, s.partition)
-        and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
-    returning s.partition
-)
-select partition, count(*) from forgotten group by partition
+-- name: count_skipped
+-- The rows stay until the records are applied: none of them counts as repeated then. Places
+-- of an earlier topic of this name are not read by a replay.
+select s.partition, count(*)
+from {schema}.skipped s
+join unnest(%(partitions)s::int[], %(offsets)s::bigint[]) as g(partition, first)
+    using (partition)
+join {schema}.offsets f using (consumer_group, topic, partition)
+where s.consumer_group = %(group)s and s.topic = %(topic)s and s.record_offset >= g.first
+    and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
+group by s.partition
