@@ -154,6 +154,7 @@ class Consumer:
             topic_ids.read,
             self._changed,
             self._commits,
+            topic_ids.read_policy,
         )
         self._gated: Gated | None = None
         """Holds records that wait for other groups; None if none do."""

@@ -38,6 +38,7 @@ class Recovery:
         read_ids: Callable[[Iterable[str]], Mapping[str, UUID]],
         lock: threading.Condition,
         commits: Commits,
+        read_policy: Callable[[str], str | None] = lambda topic: None,
     ) -> None:
         """Prepare.
 
@@ -49,6 +50,7 @@ class Recovery:
             read_ids: asks Kafka for the ids of topics.
             lock: guards the partitions.
             commits: tell Kafka where partitions go on.
+            read_policy: asks Kafka how a topic is cleaned up.
         """
         self._member = member
         self._declared = declared
@@ -57,6 +59,7 @@ class Recovery:
         self._read_ids = read_ids
         self._lock = lock
         self._commits = commits
+        self._read_policy = read_policy
 
     def settle(self, connection: Session[Any], progress: Progress) -> bool:
         """Settle what is open; returns whether waiting records may be applied."""
@@ -113,13 +116,19 @@ class Recovery:
                 progress.replaced = True
                 self._commits.note_anew(progress.partition)
             return
+        if progress.ended and self._has_moved(connection, progress):
+            with self._lock:
+                progress.in_doubt = True
+            return
         if start <= before <= end and not self._has_ended(connection, progress):
             with self._lock:
                 progress.start_again(before)
             self._failures.clear(connection, progress)
             self._member.begin(progress.partition, before)
             return
-        if not self._declared[progress.partition[0]].may_pass(before, start):
+        policy = self._find_policy(progress, before, start)
+        declared = self._declared[progress.partition[0]]
+        if not declared.may_pass(before, start, policy):
             with self._lock:
                 progress.ended |= before > end
                 progress.stop()
@@ -145,8 +154,29 @@ class Recovery:
         with self._lock:
             progress.start_again(start)
             self._commits.note(progress.partition, start)
+        if before < start and policy != "compact":
+            telemetry.emit(
+                "records.gone",
+                group=self._member.group,
+                origin=progress.origin,
+                next_offset=before,
+                start=start,
+                count=start - before,
+            )
         self._tell_moved(progress, before)
         self._member.begin(progress.partition, start)
+
+    def _find_policy(self, progress: Progress, before: int, start: int) -> str | None:
+        """Find how the topic of a read model is cleaned up, where its start moved."""
+        topic = progress.partition[0]
+        if before >= start or not self._declared[topic].is_read_model:
+            return None
+        return self._read_policy(topic)
+
+    def _has_moved(self, connection: Session[Any], progress: Progress) -> bool:
+        """Whether somebody has set the offset, which no look has noticed yet."""
+        found = self._offsets.read(connection, [progress.partition])
+        return found.get(progress.partition) != progress.stored
 
     def _has_ended(self, connection: Session[Any], progress: Progress) -> bool:
         """Whether a partition that is long enough has ended before its offset once.

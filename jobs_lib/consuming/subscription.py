@@ -227,8 +227,7 @@ class Subscription:
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 f"handler already (type {type_!r})"
             )
-        if on_gap not in ("stop", "skip"):
-            raise ConfigurationError(f"on_gap is 'stop' or 'skip', not {on_gap!r}")
+        check_on_gap(on_gap)
         if self._handlers and on_gap != self.on_gap:
             raise ConfigurationError(
                 f"the handlers of {self._topic!r} in the group {self._group!r} share "
@@ -312,6 +311,8 @@ class Subscription:
         other.model = self.model.make_anew()
         other._decoder = self._decoder
         other.on_error = self.on_error
+        # It begins with what there is.
+        other.on_gap = "skip"
         other._after = self._after
         other.block, other.block_seconds = self.block, self.block_seconds
         other.tables, other.plain_tables = self.tables, self.plain_tables
@@ -364,13 +365,21 @@ class Subscription:
         """
         return self.is_read_model or self._all_repeatable
 
-    def may_pass(self, stored: int, start: int) -> bool:
+    def may_pass(self, stored: int, start: int, policy: str | None = None) -> bool:
         """Whether to go on at ``start``, where the records from ``stored`` are gone.
 
-        A read model may: a state topic keeps the newest record of each key, and rows
-        with versions do not mind to see one twice.
+        A read model may: a compacted topic keeps the newest record of each key, and
+        rows with versions do not mind to see one twice.
+
+        Args:
+            stored: the offset to go on from.
+            start: the offset of the oldest record.
+            policy: how the topic of a read model is cleaned up; None if Kafka does not
+                say, or if nothing lies before the start.
         """
-        return self.is_read_model or (self.on_gap == "skip" and stored < start)
+        if self.on_gap == "skip" and stored < start:
+            return True
+        return self.is_read_model and (policy is None or "compact" in policy)
 
     def open(self) -> None:
         """Start what the handlers need; :meth:`close` ends it."""
@@ -510,6 +519,16 @@ def _find_highest(
 ) -> int | None:
     """The offset below which a record comes again: none if it was skipped before."""
     return None if skipped and message.offset() in skipped else highest
+
+
+def check_on_gap(on_gap: object) -> None:
+    """Refuse another word for what to do where records are gone.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if on_gap not in ("stop", "skip"):
+        raise ConfigurationError(f"on_gap is 'stop' or 'skip', not {on_gap!r}")
 
 
 def _check_on_error(on_error: object) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from jobs_lib.consuming.handler import Handler
 from jobs_lib.consuming.keys import choose_reader
 from jobs_lib.consuming.routing import choose_place
-from jobs_lib.consuming.subscription import Subscription
+from jobs_lib.consuming.subscription import Subscription, check_on_gap
 from jobs_lib.consuming.versions import Version, name_group
 from jobs_lib.declaring.arguments import (
     check_block,
@@ -272,6 +272,7 @@ class TopicDeclarations:
         block_seconds: float | None = None,
         gapless: bool = False,
         on_change: OnChange[V, K] | OnChange[V | None, K] | None = None,
+        on_gap: Literal["stop", "skip"] = "stop",
         on_error: Literal["stop", "skip"] = "stop",
         version: int | None = None,
         after: Sequence[tuple[str | Exact, str | Exact]] = (),
@@ -313,6 +314,8 @@ class TopicDeclarations:
                 transaction with the records that have changed rows: the last one of
                 each key, without those of re-exports. It may enqueue jobs, for effects
                 elsewhere.
+            on_gap: what to do where a topic that is not compacted has deleted records
+                before they were read: ``"stop"`` the partition, or ``"skip"`` them.
             on_error: what to do with a record that cannot be read or written:
                 ``"stop"`` the partition until it can, or ``"skip"`` it: its place goes
                 into the table ``skipped``, and the rest goes on.
@@ -334,6 +337,7 @@ class TopicDeclarations:
         check_block(block, block_seconds, what)
         if not isinstance(gapless, bool):
             raise ConfigurationError(f"gapless is True or False, not {gapless!r}")
+        check_on_gap(on_gap)
         waits = check_after(after, topic, group, what)
         telling = check_telling(done, derived_from, topic, what)
         keys, beside = check_tables(table, key, tables, versions, what)
@@ -366,6 +370,7 @@ class TopicDeclarations:
             model.gapless = gapless
             model.function, model.key_type = function, key_type
             declared.set_model(model, decoder, on_error, waits, telling)
+            declared.on_gap = on_gap
             declared.set_tables(
                 [ModelTable(*one, beside) for one in keys.items()],
                 Version(number, group, is_said=version is not None),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import KafkaException, TopicCollection
 
+from jobs_lib.errors import AccessError
 from jobs_lib.kafka.client import as_uuid, make_admin, poll_events, read_topic_ids
+from jobs_lib.kafka.places import read_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,6 +56,17 @@ class TopicIds:
             UnavailableError: no broker answers.
         """
         return read_topic_ids(self._settings, topics)
+
+    def read_policy(self, topic: str) -> str | None:
+        """Ask how a topic is cleaned up, and wait; None if Kafka denies the right.
+
+        Raises:
+            UnavailableError: no broker answers.
+        """
+        try:
+            return read_policy(self._settings, topic)
+        except AccessError:
+            return None
 
     def poll(self) -> dict[str, UUID]:
         """Ask for the ids now and then, and never wait.

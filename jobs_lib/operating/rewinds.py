@@ -32,7 +32,7 @@ class Rewound:
     after: int
     """The offset that it goes on from now."""
     skipped: int
-    """The rows of the table `skipped` from there on, whose records come again."""
+    """The rows of the table `skipped` from there on; each goes with its record."""
     gone: int = 0
     """The rows before that whose records the topic has no more, which stay."""
 

@@ -60,6 +60,8 @@
                        before, after                 versions; the first gap is named
     offset.moved       group, origin, before,        somebody has set it, or commits
                        next_offset                   were lost: it goes on from there
+    records.gone       group, origin, next_offset,   they are passed over, as the topic
+                       start, count                  or the declaration says
     offset.lost        group, origin, next_offset,   the partition has no record there,
                        start, end, error             and stands still
     gate.closed        group, count, origin, after,  so many partitions wait for other
@@ -147,6 +149,7 @@ _LOGGED = {
     "block.failed": logging.WARNING,
     "record.missing": logging.ERROR,
     "offset.moved": logging.WARNING,
+    "records.gone": logging.WARNING,
     "offset.lost": logging.ERROR,
     "gate.closed": logging.WARNING,
     "gate.opened": logging.INFO,

@@ -24,6 +24,7 @@ from tests.support.records import (
     produce,
     read_committed,
 )
+from tests.support.topics import create_topic
 
 MEBIBYTE = 1_048_576
 
@@ -138,6 +139,48 @@ def test_a_consumer_that_says_so_goes_on_behind_records_that_are_gone(
     ((_, fields),) = moved
     assert (fields["before"], fields["next_offset"]) == (10, 15)
     assert seen == [*range(10), *range(15, 20)]
+
+
+@pytest.mark.guarantee("FK15")
+@pytest.mark.parametrize(
+    ("policy", "on_gap", "stops", "gone"),
+    [
+        ("delete", "stop", True, []),
+        ("delete", "skip", False, [5]),
+        ("compact,delete", "stop", False, [5]),
+    ],
+)
+def test_a_read_model_stops_at_what_retention_deleted_unless_its_topic_is_compacted(
+    make, kafka_admin, cut, admin, bootstrap_servers, read_offset, wait_for, policy,
+    on_gap, stops, gone,
+):  # fmt: skip
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = f"test-{uuid4().hex}"
+    create_topic(kafka_admin, name, 1, {"cleanup.policy": policy})
+    app = make()
+    app.read_model(name, table="rows", key="key", group=name, on_gap=on_gap)(
+        lambda record: {"n": record.value}
+    )
+    cut(name, range(10), before=5)
+    admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition, next_offset)"
+        " values (%s, %s, 0, 0)",
+        (name, name),
+    )
+    with (
+        heard("offset.lost") as lost,
+        heard("records.gone") as told,
+        heard("offset.moved"),
+        running(app, "consumers"),
+    ):
+        if stops:
+            wait_for(lambda: lost, timeout=60, what="it stands still")
+            assert (lost[0][1]["next_offset"], lost[0][1]["start"]) == (0, 5)
+            assert read_offset(name) == 0
+            admin.execute("update jobs_lib.offsets set next_offset = 5")
+        wait_for(lambda: read_offset(name) == 10, timeout=60, what="it goes on")
+    assert [fields["count"] for _, fields in told] == gone
+    assert bool(lost) is stops
 
 
 @pytest.mark.parametrize("on_gap", ["stop", "skip"])

@@ -122,3 +122,36 @@ def test_a_topic_is_looked_at_again_if_its_id_is_new(progress, known):
     assert progress.replaced is (known != UUID(int=2))
     # That it is another one is sure only if it had one before.
     assert commits.note_anew.called is (known == UUID(int=1))
+
+
+def test_a_partition_that_had_ended_goes_on_where_somebody_has_set_it(
+    recovery, progress
+):
+    progress.waiting.clear()
+    progress.ended, progress.range = True, (5, 30)
+    # The note names the offset before, so it is none of this partition any more.
+    recovery._failures.has_noted.return_value = True
+    recovery._offsets.read.return_value = {progress.partition: 7}
+    assert not recovery.settle(Mock(), progress)
+    recovery._member.begin.assert_not_called()
+    recovery._offsets.make.return_value = {progress.partition: 7}
+    with heard("offset.moved"):
+        recovery.settle(Mock(), progress)
+    recovery._member.begin.assert_called_once_with(progress.partition, 7)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_partition_that_had_ended_goes_on_once_its_note_is_taken_away(
+    recovery, progress, noted
+):
+    progress.waiting.clear()
+    progress.ended, progress.range = True, (5, 30)
+    recovery._failures.has_noted.return_value = True
+    recovery._offsets.read.return_value = {progress.partition: 10}
+    found = {progress.partition} if noted else set()
+    recovery._offsets.find_ended.return_value = found
+    with heard("offset.lost") as lost:
+        assert not recovery.settle(Mock(), progress)
+    assert bool(lost) is noted
+    assert recovery._member.begin.called is not noted
+    assert progress.ended is noted
