@@ -34,18 +34,17 @@ group by s.consumer_group, s.topic
 -- name: measure_offsets
 -- Read all rows, since a sample would miss the one partition that stands still. There is
 -- one row for each partition of a group, however many records go through it.
-select o.consumer_group, o.topic,
-    extract(epoch from clock_timestamp() - max(o.appended_at))::float8,
-    count(o.failed_offset)
-from {schema}.offsets o
-where o.consumer_group = any (%(groups)s::text[]) and {is_of_topic}
-group by o.consumer_group, o.topic
+select consumer_group, topic,
+    extract(epoch from clock_timestamp() - max(appended_at))::float8,
+    count(*) filter (where {stands_still})
+from (select o.* from {schema}.offsets o where {is_of_topic}) offsets
+where consumer_group = any (%(groups)s::text[])
+group by consumer_group, topic
 
 -- name: list_blocked
 -- More than a hundred partitions would be too many labels.
-select o.consumer_group, o.topic, o.partition, o.failed_offset,
-    extract(epoch from clock_timestamp() - o.failing_since)::float8
-from {schema}.offsets o
-where o.consumer_group = any (%(groups)s::text[]) and o.failed_offset is not null
-    and {is_of_topic}
-order by o.failing_since, o.consumer_group, o.topic, o.partition limit 100
+select consumer_group, topic, partition, failed_offset,
+    extract(epoch from clock_timestamp() - failing_since)::float8
+from (select o.* from {schema}.offsets o where {is_of_topic}) offsets
+where consumer_group = any (%(groups)s::text[]) and {stands_still}
+order by failing_since, consumer_group, topic, partition limit 100

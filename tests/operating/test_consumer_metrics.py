@@ -213,6 +213,14 @@ def test_figures_are_those_of_the_groups_that_are_asked_for(database, admin):
     assert first.seconds is not None
     assert 1000 <= first.seconds < 1100
     assert (first.group, first.topic, first.offset) == ("g", "t", 5)
+    # Somebody passes the record over, and no other one follows.
+    admin.execute(
+        "update jobs_lib.offsets set next_offset = 6 where consumer_group = 'g'"
+        " and topic = 't'"
+    )
+    found = read_consumed(database, ["g"])
+    assert found.blocked["g", "t"] == 0
+    assert found.partitions == []
 
 
 def test_partitions_that_a_topic_made_anew_does_not_have_are_left_out(database, admin):
