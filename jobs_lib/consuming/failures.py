@@ -107,9 +107,14 @@ class Failures:
     ) -> None:
         """Note a lost connection: the record is to blame only if it happens again."""
         first = get_offset(block[0])
-        if progress.lost_at == first and isinstance(error, BlockError):
-            self.note(None, progress, block, error.index, error.error)
+        if progress.lost_at == first:
+            # Rows of a read model are written together: which one it is, is not known.
+            index, why = None, error
+            if isinstance(error, BlockError):
+                index, why = error.index, error.error
+            self.note(None, progress, block, index, why)
         progress.lost_at = first
+        progress.unsure_until = get_offset(block[-1]) + 1
 
     def note(
         self,

@@ -146,6 +146,8 @@ class Progress:
     failures: int = 0
     """Failed attempts in a row."""
     retry_at: float = 0.0
+    unsure_until: int | None = None
+    """Behind a block whose commit may have succeeded, though nobody was told."""
     lost_at: int | None = None
     """The offset of the first record of the block that lost its connection."""
 
@@ -160,7 +162,8 @@ class Progress:
         return (
             not self.busy
             and not self.leaving
-            and self.retry_at <= now
+            # Who sets the offset of a record that fails need not wait for its next try.
+            and (self.in_doubt or self.retry_at <= now)
             and bool(
                 self.in_doubt or self.replaced or self.stopped or self._has_records
             )
@@ -341,6 +344,11 @@ class Progress:
         self.failed = self.search_until = self.lost_at = self.undone = None
         self.failures, self.retry_at = 0, 0.0
 
+    def has_committed(self, stored: int | None) -> bool:
+        """Whether a commit whose answer was lost may have left this offset."""
+        sure, unsure = self.stored or 0, self.unsure_until or 0
+        return stored == self.stored or sure < (stored or 0) <= unsure
+
     def continues_at(self, stored: int | None) -> bool:
         """Whether the waiting records go on from there; drops those before it."""
         if stored is None or self.stored is None or stored < self.stored:
@@ -350,6 +358,9 @@ class Progress:
         # An empty queue may have lost records that lay before the new offset.
         if stored != self.stored and not self.waiting:
             return False
+        if stored != self.stored:
+            # What has failed there is passed.
+            self.failures, self.retry_at = 0, 0.0
         self.stored = stored
         return True
 

@@ -6,6 +6,7 @@ or the topic may be another one of the same name.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
@@ -68,6 +69,8 @@ class Recovery:
             return False
         if progress.in_doubt:
             self._settle_doubt(connection, progress)
+            if progress.retry_at > time.monotonic():
+                return False
         # What is in memory goes in first: the log may not have it any more.
         if progress.range is not None and not progress.waiting:
             self._settle_range(connection, progress, *progress.range)
@@ -88,10 +91,15 @@ class Recovery:
         stored = found.get(progress.partition)
         with self._lock:
             progress.in_doubt = False
-            if progress.continues_at(stored):
-                self._failures.forget(progress)
-                return
-            before = progress.stored
+            before, is_ours = progress.stored, progress.has_committed(stored)
+            progress.unsure_until = None
+            goes_on = progress.continues_at(stored)
+        if goes_on:
+            self._failures.forget(progress)
+            if not is_ours:
+                self._tell_moved(progress, before)
+            return
+        with self._lock:
             progress.start_again(stored)
             # Kafka's offset would lead until the next record is handled.
             self._commits.note(progress.partition, stored or 0)

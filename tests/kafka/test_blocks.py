@@ -86,6 +86,42 @@ def test_a_handler_that_costs_its_connection_twice_is_named(
     assert failed[0][1]["offset"] == 0
 
 
+def test_a_row_of_a_read_model_that_costs_its_connection_is_named_and_others_go_on(
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for
+):
+    name = topic(2)
+    app = make()
+    admin.execute(
+        "create table rows (key text primary key, version bigint, n int);"
+        "create function cut() returns trigger language plpgsql as $$ begin"
+        " if new.n = 5 then perform pg_terminate_backend(pg_backend_pid()); end if;"
+        " return new; end $$;"
+        "create trigger cut before insert on rows for each row execute function cut()"
+    )
+    app.read_model(name, table="rows", key="key", group=f"{name}-g")(
+        lambda record: {"n": record.value}
+    )
+    keys = [key_of(n, 2) for n in range(2)]
+    produce(bootstrap_servers, name, [(keys[0], n) for n in range(5)])
+    with (
+        heard("record.failed") as failed,
+        heard("loop.failed"),
+        running(app, "consumers"),
+    ):
+        wait_for(lambda: read_offsets(name) == {0: 5}, timeout=30, what="it reads")
+        produce(bootstrap_servers, name, [(keys[0], 5)])
+        wait_for(lambda: failed, timeout=30, what="the record is named")
+        produce(bootstrap_servers, name, [(keys[1], 6)])
+        wait_for(
+            lambda: read_offsets(name) == {0: 5, 1: 1}, timeout=30, what="one goes on"
+        )
+        admin.execute("drop trigger cut on rows")
+        wait_for(
+            lambda: read_offsets(name) == {0: 6, 1: 1}, timeout=30, what="both go on"
+        )
+    assert {fields["offset"] for _, fields in failed} == {5}
+
+
 @pytest.mark.guarantee("W77")
 def test_a_block_ends_by_time_however_many_records_wait(
     make, admin, bootstrap_servers, topic, seen, read_offsets, wait_for, read_seen
@@ -250,6 +286,30 @@ def test_an_offset_that_is_set_by_hand_counts_within_two_heartbeats(
     assert moved[0][1]["next_offset"] == to
     again = [] if to > 5 else [2, 3, 4]
     assert read_seen() == [*range(5), *again, *range(more, 10)]
+
+
+def test_an_offset_that_is_set_behind_a_record_that_fails_is_told_though_others_wait(
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for
+):
+    name = topic(1)
+    app = make(heartbeat_interval=0.5, stale_after=5.0)
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, conn) -> None:
+        if record.value == 5:
+            raise ValueError("cannot handle this")
+
+    produce(bootstrap_servers, name, [("k", n) for n in range(20)])
+    with (
+        heard("offset.moved") as moved,
+        heard("record.failed") as failed,
+        running(app, "consumers"),
+    ):
+        wait_for(lambda: failed, timeout=30, what="it stands still")
+        admin.execute("update jobs_lib.offsets set next_offset = 7")
+        wait_for(lambda: read_offsets(name) == {0: 20}, timeout=30, what="it goes on")
+    ((_, fields),) = moved
+    assert (fields["before"], fields["next_offset"]) == (5, 7)
 
 
 def test_an_offset_that_is_set_while_records_come_counts_at_the_next_commit(

@@ -155,3 +155,46 @@ def test_a_partition_that_had_ended_goes_on_once_its_note_is_taken_away(
     assert bool(lost) is noted
     assert recovery._member.begin.called is not noted
     assert progress.ended is noted
+
+
+def queue(progress: Progress, *offsets: int) -> None:
+    """Let records with these offsets wait."""
+    progress.range = None
+    progress.waiting.clear()
+    for at in offsets:
+        waiting: Any = Mock(offset=Mock(return_value=at), __len__=Mock(return_value=1))
+        progress.waiting.append(waiting)
+
+
+def test_who_sets_the_offset_of_a_failing_record_need_not_wait_for_its_next_try(
+    recovery, progress
+):
+    queue(progress, 10, 11, 12)
+    recovery._offsets.make.return_value = {progress.partition: 10}
+    progress.failures, progress.retry_at = 9, time.monotonic() + 60
+    assert not progress.is_ready(time.monotonic())
+    progress.in_doubt = True
+    assert progress.is_ready(time.monotonic())
+    # Nobody has: it is tried again when it is due.
+    assert not recovery.settle(Mock(), progress)
+    assert not progress.is_ready(time.monotonic())
+    progress.in_doubt = True
+    recovery._offsets.make.return_value = {progress.partition: 11}
+    with heard("offset.moved") as moved:
+        assert recovery.settle(Mock(), progress)
+    ((_, fields),) = moved
+    assert (fields["before"], fields["next_offset"]) == (10, 11)
+    assert [one.offset() for one in progress.waiting] == [11, 12]
+
+
+@pytest.mark.parametrize(("stored", "told"), [(10, 0), (12, 0), (13, 1)])
+def test_a_commit_whose_answer_was_lost_is_no_offset_that_somebody_has_set(
+    recovery, progress, stored, told
+):
+    queue(progress, 10, 11, 12, 13, 14)
+    progress.in_doubt, progress.unsure_until = True, 12
+    recovery._offsets.make.return_value = {progress.partition: stored}
+    with heard("offset.moved") as moved:
+        assert recovery.settle(Mock(), progress)
+    assert len(moved) == told
+    assert progress.stored == stored
