@@ -477,8 +477,10 @@ class Subscription:
         at: int | None = start
         try:
             handler = self._choose(messages[start])
-            known = _find_highest(messages[start], highest, skipped)
-            given: Any = handler.make_record(messages[start], known)
+            message = messages[start]
+            # A record that was skipped was never handled, so it does not come again.
+            known = None if skipped and message.offset() in skipped else highest
+            given: Any = handler.make_record(message, known)
             end = start + 1
             if handler.per == "block":
                 given = [given]
@@ -486,7 +488,7 @@ class Subscription:
                     at = end
                     if self._choose(message) is not handler:
                         break
-                    known = _find_highest(message, highest, skipped)
+                    known = None if skipped and message.offset() in skipped else highest
                     given.append(handler.make_record(message, known))
                     end += 1
                 # Nobody knows which of them the function cannot handle.
@@ -512,13 +514,6 @@ class Subscription:
         if chosen is None:
             raise self.type_place.refuse(message, type_, self.group, handlers)
         return chosen
-
-
-def _find_highest(
-    message: Message, highest: int | None, skipped: AbstractSet[int]
-) -> int | None:
-    """The offset below which a record comes again: none if it was skipped before."""
-    return None if skipped and message.offset() in skipped else highest
 
 
 def check_on_gap(on_gap: object) -> None:
