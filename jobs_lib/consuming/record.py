@@ -7,7 +7,7 @@ message when it is asked for it: headers and times cost more than all else.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
 from uuid import UUID, uuid5
 
 from typing_extensions import TypeVar
@@ -232,8 +232,12 @@ def read_cause(message: Message) -> str | None:
 
 
 def read_version(message: Message) -> int | None:
-    """Read the version, as :attr:`Record.version` is, without making a record."""
-    for name, value in reversed(message.headers() or ()):
+    """Read the version, as :attr:`Record.version` is, without making a record.
+
+    Raises:
+        RecordError: the name of a header is not UTF-8.
+    """
+    for name, value in reversed(_list_headers(message)):
         if name == _VERSION:
             return _as_version(value)
     return None
@@ -290,7 +294,31 @@ def _list_parts(record: Record[Any, Any]) -> list[Any]:
 
 
 def _list_headers(message: Message) -> Sequence[tuple[str, object]]:
-    return cast("Sequence[tuple[str, object]]", message.headers() or ())
+    try:
+        return cast("Sequence[tuple[str, object]]", message.headers() or ())
+    except SystemError:
+        # The client keeps what it has made of them so far, without the name: whoever
+        # looks at that a second time crashes the process.
+        unreadable = _Unreadable(
+            f"the record at {describe(message)} cannot be read: the name of one of its "
+            "headers is not UTF-8"
+        )
+        message.set_headers(unreadable)
+        return unreadable
+
+
+class _Unreadable(list[Any]):
+    """Stands for headers that cannot be read, whoever asks, and however often."""
+
+    def __init__(self, why: str) -> None:
+        # An empty list would be passed over without a look at its elements.
+        super().__init__([("", b"")])
+        self._why = why
+
+    def __iter__(self) -> NoReturn:
+        raise RecordError(self._why)
+
+    __reversed__ = __iter__
 
 
 def _as_version(value: object) -> int | None:
