@@ -237,7 +237,12 @@ def read_version(message: Message) -> int | None:
     Raises:
         RecordError: the name of a header is not UTF-8.
     """
-    for name, value in reversed(_list_headers(message)):
+    # Each record of a read model passes here: a call less.
+    try:
+        headers = message.headers() or ()
+    except SystemError:
+        headers = _hide_headers(message)
+    for name, value in reversed(headers):
         if name == _VERSION:
             return _as_version(value)
     return None
@@ -297,14 +302,21 @@ def _list_headers(message: Message) -> Sequence[tuple[str, object]]:
     try:
         return cast("Sequence[tuple[str, object]]", message.headers() or ())
     except SystemError:
-        # The client keeps what it has made of them so far, without the name: whoever
-        # looks at that a second time crashes the process.
-        unreadable = _Unreadable(
-            f"the record at {describe(message)} cannot be read: the name of one of its "
-            "headers is not UTF-8"
-        )
-        message.set_headers(unreadable)
-        return unreadable
+        return _hide_headers(message)
+
+
+def _hide_headers(message: Message) -> list[Any]:
+    """Replace headers of which a name is no text.
+
+    The client keeps what it has made of them so far, without the name: whoever looks at
+    that a second time crashes the process.
+    """
+    unreadable = _Unreadable(
+        f"the record at {describe(message)} cannot be read: the name of one of its "
+        "headers is not UTF-8"
+    )
+    message.set_headers(unreadable)
+    return unreadable
 
 
 class _Unreadable(list[Any]):

@@ -11,7 +11,6 @@ import pytest
 from jobs_lib.operating import check, list_owners
 from tests.support.apps import heard, running
 from tests.support.canary import VALUE
-from tests.support.raw_headers import produce_raw
 from tests.support.records import key_of, produce, read_topic
 
 
@@ -312,42 +311,6 @@ def test_a_read_model_that_loses_its_table_or_a_column_skips_nothing(
     assert read_skipped(name) == {}
     found = admin.execute("select n from rows order by n").fetchall()
     assert [n for (n,) in found if n] == [1, 2, 3]
-
-
-@pytest.mark.guarantee("W70")
-@pytest.mark.parametrize("kind", ["read model", "handler"])
-def test_a_header_whose_name_is_no_text_fails_its_record_and_a_value_does_not(
-    make, admin, bootstrap_servers, topic, read_offsets, read_skipped, wait_for, kind
-):
-    admin.execute("create table rows (key text primary key, version bigint, n int)")
-    name = topic(1)
-    app, seen = make(), []
-    if kind == "read model":
-
-        @app.read_model(
-            name, table="rows", key="key", group=f"{name}-g", on_error="skip"
-        )
-        def row(record) -> dict[str, Any]:
-            seen.append(record.headers)
-            return {"n": record.value}
-
-    else:
-
-        @app.consumer(name, group=f"{name}-g", on_error="skip")
-        def handle(record, conn) -> None:
-            seen.append(record.headers)
-
-    headers: Any = {"said": b"caf\xe9"}
-    produce(bootstrap_servers, name, [("a", 1)], headers=headers)
-    produce_raw(bootstrap_servers, name, b"b", b"2", b"caf\xe9")
-    produce(bootstrap_servers, name, [("c", 3)])
-    with running(app, "consumers"):
-        wait_for(lambda: read_offsets(name) == {0: 3}, timeout=60, what="all is read")
-    assert {"said": "caf\ufffd"} in seen
-    assert read_skipped(name) == {
-        1: f"RecordError: the record at {name}/0 offset 1 cannot be read: the name of "
-        "one of its headers is not UTF-8"
-    }
 
 
 @pytest.mark.guarantee("W71", "I28")

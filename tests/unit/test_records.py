@@ -13,7 +13,12 @@ import pytest
 
 from jobs_lib import Record, RecordError
 from jobs_lib.consuming.keys import choose_reader
-from jobs_lib.consuming.record import make_record
+from jobs_lib.consuming.record import (
+    make_record,
+    read_cause,
+    read_headers,
+    read_version,
+)
 from jobs_lib.testing import make_record as make_by_hand
 from tests.support.canary import VALUE
 
@@ -208,3 +213,30 @@ def test_an_event_has_one_idempotency_key_wherever_it_lies_in_the_topic():
     assert len({*others}) == len(others)
     read = make(FakeMessage())
     assert pickle.loads(pickle.dumps(read)).idempotency_key == read.idempotency_key
+
+
+class CrashingMessage(FakeMessage):
+    """Kafka's message with a header whose name is no UTF-8."""
+
+    looks = 0
+
+    def headers(self) -> Any:
+        self.looks += 1
+        assert self.looks == 1, "the second look crashes the process"
+        raise SystemError("headers returned a result with an exception set")
+
+    def set_headers(self, headers: Any) -> None:
+        self.headers = lambda: headers  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("read", [read_version, read_headers, read_cause])
+def test_a_header_whose_name_is_no_text_is_named_however_often_it_is_read(read):
+    message: Any = CrashingMessage()
+    for _ in range(2):
+        with pytest.raises(RecordError, match="orders/3 offset 41 cannot be read"):
+            read(message)
+
+
+def test_a_header_whose_value_is_no_text_is_read_with_marks_in_its_place():
+    message: Any = FakeMessage(said=b"caf\xe9")
+    assert read_headers(message) == {"said": "caf\ufffd"}
