@@ -246,5 +246,12 @@ def test_what_was_skipped_of_an_earlier_topic_stays(database, admin):
     )
     (rewound,) = rewind(database, "g", "t", {0: 0})
     assert (rewound.after, rewound.skipped) == (0, 2)
+    # They go with their records, as these are applied.
+    with database.connect("test") as connection:
+        place = {"group": "g", "topic": "t", "partition": 0}
+        read = place | {"first": 0, "following": 9}
+        rows = connection.execute(database.queries["read_skipped"], read).fetchall()
+        assert sorted(rows) == [(2,), (3,)]
+        connection.execute(database.queries["forget_skipped"], read)
     left = admin.execute("select record_offset from jobs_lib.skipped").fetchall()
     assert left == [(1,)]
