@@ -7,16 +7,17 @@ message when it is asked for it: headers and times cost more than all else.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Generic
 from uuid import UUID, uuid5
 
 from typing_extensions import TypeVar
 
 from jobs_lib.errors import RecordError
+from jobs_lib.kafka.headers import hide_headers, list_headers
 from jobs_lib.kafka.timestamps import read_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from confluent_kafka import Message
@@ -215,12 +216,12 @@ def build_record(
 
 def read_headers(message: Message) -> dict[str, str]:
     """Read the headers as text; if a name is repeated, the last one counts."""
-    return {name: _as_text(value) for name, value in _list_headers(message)}
+    return {name: _as_text(value) for name, value in list_headers(message)}
 
 
 def read_header(message: Message, name: str) -> str | None:
     """Read one header as text; if it is repeated, the last one counts."""
-    for one, value in reversed(_list_headers(message)):
+    for one, value in reversed(list_headers(message)):
         if one == name:
             return _as_text(value)
     return None
@@ -241,7 +242,7 @@ def read_version(message: Message) -> int | None:
     try:
         headers = message.headers() or ()
     except SystemError:
-        headers = _hide_headers(message)
+        headers = hide_headers(message)
     for name, value in reversed(headers):
         if name == _VERSION:
             return _as_version(value)
@@ -296,41 +297,6 @@ def refuse_key(message: Message, what: str) -> RecordError:
 
 def _list_parts(record: Record[Any, Any]) -> list[Any]:
     return [getattr(record, name) for name in Record.__match_args__]
-
-
-def _list_headers(message: Message) -> Sequence[tuple[str, object]]:
-    try:
-        return cast("Sequence[tuple[str, object]]", message.headers() or ())
-    except SystemError:
-        return _hide_headers(message)
-
-
-def _hide_headers(message: Message) -> list[Any]:
-    """Replace headers of which a name is no text.
-
-    The client keeps what it has made of them so far, without the name: whoever looks at
-    that a second time crashes the process.
-    """
-    unreadable = _Unreadable(
-        f"the record at {describe(message)} cannot be read: the name of one of its "
-        "headers is not UTF-8"
-    )
-    message.set_headers(unreadable)
-    return unreadable
-
-
-class _Unreadable(list[Any]):
-    """Stands for headers that cannot be read, whoever asks, and however often."""
-
-    def __init__(self, why: str) -> None:
-        # An empty list would be passed over without a look at its elements.
-        super().__init__([("", b"")])
-        self._why = why
-
-    def __iter__(self) -> NoReturn:
-        raise RecordError(self._why)
-
-    __reversed__ = __iter__
 
 
 def _as_version(value: object) -> int | None:

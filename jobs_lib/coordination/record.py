@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from jobs_lib.kafka.headers import list_headers
 from jobs_lib.kafka.timestamps import read_timestamp
 
 if TYPE_CHECKING:
@@ -58,8 +59,12 @@ class Record:
 
     @property
     def headers(self) -> Headers:
-        """In their order; a name may be repeated."""
-        return tuple(self._message.headers() or ())
+        """In their order; a name may be repeated.
+
+        Raises:
+            RecordError: one has a name that is not UTF-8.
+        """
+        return cast("Headers", tuple(list_headers(self._message)))
 
     @property
     def timestamp(self) -> datetime:

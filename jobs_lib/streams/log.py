@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from jobs_lib.errors import OffsetError, TopicError, UnknownPublishError
+from jobs_lib.errors import (
+    OffsetError,
+    RecordError,
+    TopicError,
+    UnknownPublishError,
+)
 from jobs_lib.kafka.client import (
     make_admin,
     make_consumer,
     poll_events,
     read_topic_ids,
 )
+from jobs_lib.kafka.headers import list_headers
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.kafka.refusal import explain, missing_topics, no_answer
 from jobs_lib.partitioner import choose_partition
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from confluent_kafka import Message
     from confluent_kafka.admin import AdminClient
 
     from jobs_lib.errors import AccessError
@@ -223,8 +230,7 @@ class Log:
         with PartsReader(self._settings, spans, _GROUP, patience=seconds) as reader:
             for _, messages in reader:
                 for message in messages:
-                    headers = message.headers() or ()
-                    if dict(headers).get(REQUEST_HEADER) == sought:
+                    if read_request(message) == sought:
                         offset = message.offset() or 0
                         return Search(offset, offset, is_over=True)
                 left = ends_at - time.monotonic()
@@ -285,3 +291,12 @@ class Log:
                 )
                 self._client = os.getpid(), client
             return self._client[1]
+
+
+def read_request(message: Message) -> object:
+    """Read the id of the request that an event was published for; None if of none."""
+    try:
+        return dict(list_headers(message)).get(REQUEST_HEADER)
+    except RecordError:
+        # It is of another producer: all headers of ours can be read.
+        return None

@@ -6,7 +6,7 @@ import copy
 import pickle
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -19,6 +19,8 @@ from jobs_lib.consuming.record import (
     read_headers,
     read_version,
 )
+from jobs_lib.coordination.record import Record as CoordinatedRecord
+from jobs_lib.streams.log import read_request
 from jobs_lib.testing import make_record as make_by_hand
 from tests.support.canary import VALUE
 
@@ -235,6 +237,19 @@ def test_a_header_whose_name_is_no_text_is_named_however_often_it_is_read(read):
     for _ in range(2):
         with pytest.raises(RecordError, match="orders/3 offset 41 cannot be read"):
             read(message)
+
+
+def test_such_a_header_is_named_to_consumers_over_the_log():
+    record = CoordinatedRecord(cast("Any", CrashingMessage()))
+    for _ in range(2):
+        with pytest.raises(RecordError, match="the name of one of its headers"):
+            _ = record.headers
+
+
+def test_an_event_with_such_a_header_is_not_the_one_of_a_request():
+    odd, message = CrashingMessage(), FakeMessage(ce_request=b"r1")
+    assert read_request(cast("Any", odd)) is None
+    assert read_request(cast("Any", message)) == b"r1"
 
 
 def test_a_header_whose_value_is_no_text_is_read_with_marks_in_its_place():
