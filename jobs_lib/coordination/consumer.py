@@ -257,7 +257,8 @@ class Consumer:
 
     def _begin(self, part: Part) -> None:
         """Read a partition, from its position or where a new one begins."""
-        if part.position is None and self._may_repeat(part):
+        is_lost = part.position is None and self._may_be_lost(part)
+        if is_lost and self.delivery == "at_most_once":
             part.is_standing = True
             told = (
                 "the coordination log was cut or made anew, and nobody knows its "
@@ -273,11 +274,20 @@ class Consumer:
             # The next holder begins there, too, and not at a later end. And at most
             # once, the log must know it before the first batch is claimed.
             self.member.set_position(part.shared, part.position, at_once=True)
+        if is_lost:
+            telemetry.emit(
+                "offset.moved",
+                group=self.group,
+                origin=part.origin,
+                before=None,
+                next_offset=part.position,
+            )
         self._intake.begin(part)
 
-    def _may_repeat(self, part: Part) -> bool:
+    def _may_be_lost(self, part: Part) -> bool:
+        """Whether the log may have had a position that nobody knows any more."""
         place = self.member.log.find_place(part.shared)
-        return self.delivery == "at_most_once" and place in self.member.log.lost_places
+        return place in self.member.log.lost_places
 
     def _take_turn(self, part: Part) -> None:
         """Process batches, until it is the turn of another partition."""

@@ -59,7 +59,8 @@
     record.missing     group, origin, offset, count, a ``gapless`` read model lacks
                        before, after                 versions; the first gap is named
     offset.moved       group, origin, before,        somebody has set it, or commits
-                       next_offset                   were lost: it goes on from there
+                       next_offset                   or the coordination log were lost:
+                                                     it goes on from there
     records.gone       group, origin, next_offset,   they are passed over, as the topic
                        start, count                  or the declaration says
     offset.lost        group, origin, next_offset,   the partition has no record there,

@@ -32,6 +32,8 @@ from tests.support.waiting import linger
 INTERVAL = 0.5
 WAIT = 30.0
 GROUP = "shop.mailer"
+MOVED = "offset.moved"
+STARTED = "consumer.started"
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def heard():
     found: list[tuple[str, dict[str, Any]]] = []
     remove = telemetry.listen(
         lambda event, fields: found.append((event, fields)),
-        only={"record.failed", "record.skipped", "offset.lost", "consumer.started"},
+        only={"record.failed", "record.skipped", "offset.lost", MOVED, STARTED},
     )
     yield found
     remove()
@@ -161,7 +163,7 @@ def test_each_record_is_handled_and_a_later_run_goes_on_behind_it(
     consume(log, [data], again, delivery=delivery)
     wait_for(lambda: len(again.records) == 5, what="the new ones are handled")
     assert again.offsets() == [25, 26, 27, 28, 29]
-    cost = dict(heard)["consumer.started"]
+    cost = dict(heard)[STARTED]
     assert cost["per_record"] == (0.01 if delivery == "at_most_once" else 0)
     assert cost["per_second"] == 6
 
@@ -348,7 +350,7 @@ def test_a_handler_that_stops_its_consumer_ends_it_in_order(
     consumer = consume(log, [data], handle, delivery=delivery, batch=2)
     wait_for(lambda: watching.find(shared) == Entry(2), what="it is released")
     wait_for(lambda: not consumer._reader.pulse.is_alive(), what="its thread ends")
-    assert [event for event, _ in heard] == ["consumer.started"]
+    assert [event for event, _ in heard] == [STARTED]
 
 
 @pytest.mark.guarantee("M20", "M3")
@@ -405,6 +407,8 @@ def test_a_partition_whose_position_was_lost_with_the_log_is_not_read_at_most_on
     consume(log, [data], handler, delivery=delivery)
     if delivery == "at_least_once":
         wait_for(lambda: len(handler.records) == 4)
+        moved = [(one["origin"], one["before"]) for name, one in heard if name == MOVED]
+        assert moved == [(f"{data}/0", None)]
         return
     wait_for(lambda: [one for one, _ in heard if one == "offset.lost"])
     # One that starts later reads the snapshot of the first, and knows it by that.
