@@ -70,7 +70,15 @@ class MembersClient:
     nobody asks for half a minute, and when this process ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rests_after: float | None = None) -> None:
+        """Prepare.
+
+        Args:
+            rests_after: seconds without a question after which the process is ended,
+                and leaves nothing behind; None if questions come all the time.
+        """
+        self._rests_after = rests_after
+        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
@@ -132,6 +140,7 @@ class MembersClient:
         }
         with self._lock:
             answer = self._ask(settings, question, timeout)
+            self._rest_later()
         for level, text in answer["log"]:
             _logger.log(level, "%s", text)
         found = {group: _read(one) for group, one in answer["groups"].items()}
@@ -141,6 +150,20 @@ class MembersClient:
                 if refusal is not None:
                     raise refusal
         return found
+
+    def _rest_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._rests_after is not None:
+            self._timer = threading.Timer(self._rests_after, self._rest)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _rest(self) -> None:
+        with self._lock:
+            # A question may have come meanwhile, and has a timer of its own.
+            if threading.current_thread() is self._timer:
+                self._end()
 
     def _ask(
         self, settings: Settings, question: dict[str, Any], timeout: float
@@ -222,7 +245,8 @@ class MembersClient:
         return f"by signal {-status}" if status < 0 else f"with status {status}"
 
 
-_shared = MembersClient()
+# Services ask at their start, and then need no other process.
+_shared = MembersClient(rests_after=2.0)
 
 
 def describe_groups(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, JobsError
 from jobs_lib.kafka.members import MembersClient
 from jobs_lib.kafka.refusal import find_refusal
 from jobs_lib.ownership.source import WatchingSource
@@ -56,7 +56,12 @@ class FollowSource(WatchingSource):
 
     def _watch(self) -> Iterator[None]:
         while not self._loop.stopping.is_set():
-            self._ask()
+            try:
+                self._ask()
+            except JobsError:
+                if self._loop.stopping.is_set():
+                    return  # Its question ended with its client.
+                raise
             yield
             self._loop.stopping.wait(self._settings.follow_interval)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.kafka.members import GroupMember
 from jobs_lib.ownership.follow import FollowSource, find_address
-from tests.support.apps import make_app
+from tests.support.apps import heard, make_app
 
 GROUP = "g"
 
@@ -90,3 +92,25 @@ def test_a_clear_answer_ends_the_time_in_doubt(source):
 def test_an_unreachable_broker_yields_no_local_address():
     assert find_address("127.0.0.1:9092") == "127.0.0.1"
     assert find_address("nonsense") == ""
+
+
+def test_a_question_that_ends_with_the_sidecar_is_no_failure(source, monkeypatch):
+    asked, ended = threading.Event(), threading.Event()
+
+    class Asking:
+        """Answers nothing until it is closed."""
+
+        def describe(self, *_: object) -> None:
+            asked.set()
+            ended.wait(30)
+            raise UnavailableError("the process that asks has ended, by signal 9")
+
+        def close(self) -> None:
+            ended.set()
+
+    monkeypatch.setattr(source, "_members", Asking())
+    with heard("loop.failed") as failed:
+        source.start(lambda: None)
+        assert asked.wait(30)
+        source.stop()
+    assert not failed

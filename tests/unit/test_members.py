@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SETTINGS = load_settings(
-    kafka_bootstrap_servers="there:1", kafka={"sasl.password": "hidden"}
+    kafka_bootstrap_servers="there:1", kafka={"sasl.password": "kept-quiet"}
 )
 BEGINS = """
 import json, os, pathlib, sys, time
@@ -40,16 +40,16 @@ FOUND = {"state": "STABLE", "members": [MEMBER], "rights": ["READ"]}
 
 
 @pytest.fixture
-def replace(tmp_path, monkeypatch) -> Iterator[Callable[[str], MembersClient]]:
+def replace(tmp_path, monkeypatch) -> Iterator[Callable[..., MembersClient]]:
     """A function that makes a client whose process does this with each question."""
     made: list[MembersClient] = []
 
-    def replace(does: str) -> MembersClient:
+    def replace(does: str, rests_after: float | None = None) -> MembersClient:
         script = tmp_path / "script.py"
         lines = [f"    {line}" for line in does.splitlines()]
         script.write_text(BEGINS + "\n".join(lines))
         monkeypatch.setattr(module, "_SCRIPT", script)
-        made.append(MembersClient())
+        made.append(MembersClient(rests_after))
         return made[-1]
 
     yield replace
@@ -109,6 +109,14 @@ def test_a_process_with_thousands_of_descriptors_asks_as_well(replace):
         assert client._process.stdout.fileno() > 1_024
 
 
+def test_a_process_is_ended_when_nobody_asks_any_more(replace, wait_for, count_starts):
+    client = replace(f"answer({{'g': {FOUND}}})", rests_after=0.05)
+    for starts in (1, 2):
+        client.describe(SETTINGS, ["g"], 30)
+        wait_for(lambda: client._process is None, what="it has ended")
+        assert count_starts() == starts
+
+
 def test_a_question_ends_with_the_client(replace, wait_for):
     client, errors = replace("time.sleep(600)"), []
 
@@ -131,13 +139,13 @@ def test_a_question_ends_with_the_client(replace, wait_for):
 
 def test_secrets_reach_the_process_by_its_question_alone(replace):
     client = replace(
-        "assert question['configuration']['sasl.password'] == 'hidden'\nanswer({})"
+        "assert question['configuration']['sasl.password'] == 'kept-quiet'\nanswer({})"
     )
     assert client.describe(SETTINGS, ["g"], 30) == {}
     for name in ("cmdline", "environ"):
         told = Path(f"/proc/{client._process.pid}/{name}").read_bytes()
         assert told
-        assert b"hidden" not in told
+        assert b"kept-quiet" not in told
 
 
 def test_a_client_that_has_failed_is_asked_no_more(monkeypatch):
