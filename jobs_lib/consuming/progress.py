@@ -248,7 +248,8 @@ class Progress:
             read_in: how long it took to read it before its turn.
         """
         self.share.note(count, seconds, worked, is_alone=self.is_alone)
-        seconds += read_in
+        # Another one is written while it is read: a stop waits for one of both.
+        seconds = max(seconds, read_in)
         if seconds > budget:
             self.shrink(count)
         elif count >= self.size:
