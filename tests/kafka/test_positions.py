@@ -20,6 +20,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from jobs_lib.errors import AccessError, ConfigurationError
+from jobs_lib.kafka import position_clients
 from jobs_lib.kafka import positions as module
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.positions import Positions
@@ -281,13 +282,13 @@ def test_nobody_asks_and_nothing_is_sent(make, monkeypatch, topic, get, wait_for
 
         return Noted()
 
-    monkeypatch.setattr(module, "make_consumer", make_noted)
+    monkeypatch.setattr(position_clients, "make_consumer", make_noted)
     positions, name = make(), topic(1)
     positions.start()
     get(lambda: positions.ask_committed("first", name))
     assert opened == ["first"]
     # A client that nobody needs is closed by a later round.
-    monkeypatch.setattr(module, "_IDLE", 0.0)
+    monkeypatch.setattr(position_clients, "IDLE", 0.0)
     wait_for(
         lambda: positions.ask_committed("second", name) and "first" in closed,
         timeout=60,
@@ -325,7 +326,7 @@ def test_a_topic_that_goes_between_two_requests_is_no_failure(
 ):
     name, positions = topic(1), make()
     kafka, find = positions._kafka, positions._kafka.find_partitions
-    monkeypatch.setattr(module, "_PAUSE", 0.02)
+    monkeypatch.setattr(position_clients, "_PAUSE", 0.02)
 
     def find_more(topics):
         found, failures = find(topics)
@@ -369,7 +370,7 @@ def test_an_error_of_one_partition_leaves_it_out():
         SimpleNamespace(topic="t", partition=0, offset=5, error=None),
         SimpleNamespace(topic="t", partition=1, offset=5, error="refused"),
     ]
-    assert module._sort(places) == {"t": {0: 5}}
+    assert position_clients._sort(places) == {"t": {0: 5}}
 
 
 @pytest.mark.expects("loop.failed")

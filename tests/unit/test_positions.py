@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from jobs_lib.kafka import position_clients
 from jobs_lib.kafka import positions as module
 from jobs_lib.kafka.positions import Positions
 from jobs_lib.service.service import Service
@@ -37,7 +38,7 @@ class Coordinators:
         self.clients: list[str] = []
         """The group of each client that was made."""
         self._clock = clock
-        monkeypatch.setattr(module, "make_consumer", self._make)
+        monkeypatch.setattr(position_clients, "make_consumer", self._make)
 
     def _make(self, settings: Settings, group: str, *_: Any, **__: Any) -> Mock:
         self.clients.append(group)
@@ -72,7 +73,8 @@ def say(offset: int) -> Mock:
 def clock(monkeypatch) -> Clock:
     """The clock by which answers are old."""
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    for one in (module, position_clients):
+        monkeypatch.setattr(one, "time", clock)
     return clock
 
 
