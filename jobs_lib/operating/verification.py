@@ -12,7 +12,8 @@ import time
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import psycopg
 from psycopg import sql
@@ -20,7 +21,7 @@ from psycopg import sql
 from jobs_lib.errors import OperatingError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from jobs_lib.consuming.subscription import Subscription
@@ -29,8 +30,17 @@ if TYPE_CHECKING:
 BUCKETS = 4_096
 _AGAIN_SECONDS = 5.0
 _FORMAT = "jobs_lib keys 1"
-_NO_KEY = object()
+
+
+class _NoKey(Enum):
+    """What a side has of a key that it lacks."""
+
+    NO_KEY = "no key"
+
+
+_NO_KEY: Final = _NoKey.NO_KEY
 """Differs from every version, and from a key without one."""
+_Found = int | None | Literal[_NoKey.NO_KEY]
 
 Versions = dict[str, int | None]
 """The version of each key."""
@@ -90,18 +100,25 @@ class TableSide:
     def digest(self) -> dict[int, tuple[int, int]]:
         """See :class:`Side`."""
         rows = self._ask("digest_buckets", {})
+        _refuse_nulls({bucket: count for bucket, count, _ in rows})
         return {bucket: (count, digest) for bucket, count, digest in rows}
 
     def open(self, buckets: Collection[int]) -> dict[int, Versions]:
         """See :class:`Side`."""
         found: dict[int, Versions] = {bucket: {} for bucket in buckets}
         for bucket, key, version in self._ask("open_buckets", {"opened": [*buckets]}):
+            if key in found[bucket]:
+                raise _refuse_repeats()
             found[bucket][key] = version
         return found
 
     def list_buckets(self) -> list[tuple[int, int, int, list[tuple[str, int | None]]]]:
         """List all buckets: number, size, digest, and keys with their versions."""
-        return self._ask("list_buckets", {})
+        rows = self._ask("list_buckets", {})
+        _refuse_nulls({bucket: count for bucket, count, *_ in rows})
+        if any(len(dict(keys)) < count for _, count, _, keys in rows):
+            raise _refuse_repeats()
+        return rows
 
     def _ask(self, template: str, given: dict[str, Any]) -> list[tuple[Any, ...]]:
         statement = self._database.queries.fill(template, rows=self._rows)
@@ -138,6 +155,7 @@ class FileSide:
 
     def digest(self) -> dict[int, tuple[int, int]]:
         """See :class:`Side`."""
+        _refuse_nulls({bucket: count for bucket, (count, *_) in self._buckets.items()})
         return {
             bucket: (count, digest)
             for bucket, (count, digest, _) in self._buckets.items()
@@ -155,7 +173,8 @@ def write_keys(side: TableSide, path: Path) -> int:
     """Write the keys of a side into a file for the other side; returns their number.
 
     Raises:
-        OperatingError: the table has not these columns, or the file cannot be written.
+        OperatingError: the table has not these columns, or a key that is NULL or has
+            several rows, or the file cannot be written.
     """
     with _writing(path):
         # Before the table is read, which may take long. What is there stays until then.
@@ -193,7 +212,8 @@ def verify(
         pause: seconds between the two questions.
 
     Raises:
-        OperatingError: a table has not these columns.
+        OperatingError: a table has not these columns, or a key that is NULL or has
+            several rows.
         UnavailableError: a database does not answer.
     """
     first = _compare(source, model)
@@ -202,13 +222,13 @@ def verify(
     time.sleep(pause)
     second = _compare(source, model)
     return [
-        Difference(key, *versions, _judge(*versions))
+        _tell(key, *versions)
         for key, versions in sorted(second.items())
         if key in first and first[key][1] == versions[1]
     ]
 
 
-def _compare(source: Side, model: Side) -> dict[str, tuple[int | None, int | None]]:
+def _compare(source: Side, model: Side) -> dict[str, tuple[_Found, _Found]]:
     ours, theirs = model.digest(), source.digest()
     differ = [
         bucket for bucket in ours | theirs if ours.get(bucket) != theirs.get(bucket)
@@ -220,17 +240,39 @@ def _compare(source: Side, model: Side) -> dict[str, tuple[int | None, int | Non
     for bucket in differ:
         has, wants = opened[bucket], others[bucket]
         for key in has.keys() | wants.keys():
-            if has.get(key, _NO_KEY) != wants.get(key, _NO_KEY):
-                found[key] = wants.get(key), has.get(key)
+            versions = wants.get(key, _NO_KEY), has.get(key, _NO_KEY)
+            if versions[0] != versions[1]:
+                found[key] = versions
     return found
 
 
-def _judge(source: int | None, model: int | None) -> str:
-    if model is None:
-        return "missing"
-    if source is None:
-        return "left over"
-    return "older" if model < source else "newer"
+def _tell(key: str, source: _Found, model: _Found) -> Difference:
+    """Tell how the sides differ in a key."""
+    if model is _NO_KEY:
+        return Difference(key, None if source is _NO_KEY else source, None, "missing")
+    if source is _NO_KEY:
+        return Difference(key, None, model, "left over")
+    # Every version is newer than none.
+    is_older = model is None or (source is not None and model < source)
+    return Difference(key, source, model, "older" if is_older else "newer")
+
+
+def _refuse_nulls(counts: Mapping[int | None, int]) -> None:
+    """Refuse rows that are in no bucket: nobody could name them."""
+    if count := counts.get(None):
+        raise OperatingError(
+            f"{count} rows have NULL as their key, which names nothing: give a column "
+            "with --key that is never NULL, or a view with --table that leaves these "
+            "rows out"
+        )
+
+
+def _refuse_repeats() -> OperatingError:
+    return OperatingError(
+        "several rows have the same key, so that nobody knows which version it has: "
+        "give a column with --key that is unique, or a view with --table that has each "
+        "key once"
+    )
 
 
 def _refuse(error: psycopg.Error) -> OperatingError:

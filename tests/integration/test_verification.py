@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any
 from uuid import UUID
 
@@ -184,6 +185,51 @@ def test_a_file_of_the_source_serves_as_well(source_side, model_side, spoil, tmp
     file = tmp_path / "keys.gz"
     assert write_keys(source_side, file) == ROWS - 1
     assert verify(FileSide(file), model_side, pause=0) == wanted
+
+
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_a_key_without_a_version_is_there_on_either_side(
+    admin, source, source_side, model_side
+):
+    admin.execute("update item_rm set version = null where id in (5, 6)")
+    source.execute("delete from items where id = 5")
+    source.execute("update items set version = null where id in (7, 8)")
+    admin.execute("delete from item_rm where id = 8")
+    assert verify(source_side, model_side, pause=0) == [
+        Difference("5", None, None, "left over"),
+        Difference("6", 7, None, "older"),
+        Difference("7", None, 1, "newer"),
+        Difference("8", None, None, "missing"),
+    ]
+
+
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+@pytest.mark.parametrize(
+    ("view", "told"),
+    [
+        (
+            "select nullif(id, 9) as id, version from items where id in (9, 10)",
+            "^1 rows have NULL as their",
+        ),
+        ("select * from items union all select 2, 3", "rows have the same key"),
+    ],
+    ids=["NULL", "several rows"],
+)
+def test_a_view_whose_column_is_no_key_is_refused(
+    empty_url, source, model_side, tmp_path, view, told
+):
+    source.execute(f"create view seen as {view}")
+    side = TableSide.of(Database(empty_url), "seen", "id", "version")
+    with pytest.raises(OperatingError, match=f"{told}.*--table"):
+        verify(side, model_side, pause=0)
+    with pytest.raises(OperatingError, match=f"{told}.*--table"):
+        write_keys(side, tmp_path / "keys.gz")
+    # As a release before this one has written it.
+    file = tmp_path / "old.gz"
+    with gzip.open(file, "wt") as lines:
+        lines.write('{"format": "jobs_lib keys 1"}\n[null, 3, 0, [[null, 1]]]\n')
+    with pytest.raises(OperatingError, match="3 rows have NULL"):
+        verify(FileSide(file), model_side, pause=0)
 
 
 def test_what_cannot_be_compared_is_refused(empty_url, source, model_side, tmp_path):
