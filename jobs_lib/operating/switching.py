@@ -31,6 +31,8 @@ _LOCK_SECONDS = 0.5
 """How long a try may wait for readers that are under way: others wait behind it."""
 _IDLE_SECONDS = 1.0
 """How long readers wait for a process that was stopped in the middle of a switch."""
+_KEYS = 10_000
+"""How many keys of a version are forgotten at a time when it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ def drop_version(
 ) -> list[str]:
     """Drop the tables of a version that readers do not see, and what is known of it.
 
+    If it was ended in the middle, another call ends the work.
+
     Args:
         app: the app, which must not declare it any more.
         table: the first table of the read model, by the name that readers know.
@@ -147,7 +151,7 @@ def drop_version(
 
     Raises:
         OperatingError: there is no such version, it is current, it has effects left,
-            or it is still kept; nothing was changed.
+            or it is still kept; its tables are there.
         UnavailableError: the database does not answer.
     """
     database = place_tables(app)
@@ -158,46 +162,78 @@ def drop_version(
             f"the app still declares version {version} of {table}: take the "
             "declaration out and deploy that first"
         )
-    with database.connect("drop") as connection, bounded(connection, database):
-        found = _read_versions(connection, database, table)
-        dropped = _choose(found, table, version)
-        if dropped.is_current:
-            raise OperatingError(
-                f"readers see version {version} of {table}: switch to another first"
-            )
-        untold = _count_untold(connection, database, dropped)
-        if untold and has_effects and not loses_effects:
-            raise OperatingError(
-                f"version {version} of {table} has {untold} offsets left of which it "
-                "alone calls `on_change`: keep it until it has read them, see "
-                "`jobs-lib readmodel status`, or drop it with --lose-effects"
-            )
-        rows = connection.execute(
-            database.queries["find_readers_of_version"], {"group": dropped.group}
-        ).fetchall()
-        if rows:
-            raise OperatingError(
-                f"these pods still keep version {version} of {table}: "
-                f"{', '.join(pod for (pod,) in rows)}. Deploy the release without it "
-                "first"
-            )
-        places = [*dropped.list_places().values()]
-        for place in reversed(places):
+    with database.connect("drop") as connection:
+        with bounded(connection, database):
+            dropped = _find_dropped(connection, database, table, version)
+            untold = _count_untold(connection, database, dropped)
+            if untold and has_effects and not loses_effects:
+                raise OperatingError(
+                    f"version {version} of {table} has {untold} offsets left of which "
+                    "it alone calls `on_change`: keep it until it has read them, see "
+                    "`jobs-lib readmodel status`, or drop it with --lose-effects"
+                )
+            _refuse_kept(connection, database, table, dropped)
+            # A process that keeps the version after all begins with the oldest record
+            # from here on, and writes the keys again.
             connection.execute(
-                sql.SQL("drop table if exists {}").format(identify(place))
+                database.queries["forget_progress"],
+                {"group": dropped.group, "topic": dropped.topic},
             )
-        connection.execute(
-            database.queries["forget_version"],
-            {
-                "group": dropped.group,
-                "topic": dropped.topic,
-                "name": name_model(table, version),
-                "model": table,
-                "version": version,
-            },
-        )
+        known = {"name": name_model(table, version), "group": dropped.group}
+        _forget_keys(connection, database, known)
+        with bounded(connection, database):
+            dropped = _find_dropped(connection, database, table, version)
+            _refuse_kept(connection, database, table, dropped)
+            places = [*dropped.list_places().values()]
+            for place in reversed(places):
+                connection.execute(
+                    sql.SQL("drop table if exists {}").format(identify(place))
+                )
+            connection.execute(
+                database.queries["forget_version"],
+                {**known, "model": table, "version": version},
+            )
     delete_group(app.settings, dropped.group)
     return places
+
+
+def _find_dropped(
+    connection: psycopg.Connection[Any], database: Database, table: str, version: int
+) -> _Version:
+    """Find a version that is to be dropped, if readers do not see it."""
+    dropped = _choose(_read_versions(connection, database, table), table, version)
+    if dropped.is_current:
+        raise OperatingError(
+            f"readers see version {version} of {table}: switch to another first"
+        )
+    return dropped
+
+
+def _refuse_kept(
+    connection: psycopg.Connection[Any], database: Database, table: str, one: _Version
+) -> None:
+    rows = connection.execute(
+        database.queries["find_readers_of_version"], {"group": one.group}
+    ).fetchall()
+    if rows:
+        raise OperatingError(
+            f"these pods still keep version {one.number} of {table}: "
+            f"{', '.join(pod for (pod,) in rows)}. Deploy the release without it "
+            "first"
+        )
+
+
+def _forget_keys(
+    connection: psycopg.Connection[Any], database: Database, known: dict[str, Any]
+) -> None:
+    """Delete what is known of a version's keys, in steps: there may be millions."""
+    after: str | None = ""
+    while after is not None:
+        with bounded(connection, database):
+            ((after,),) = connection.execute(
+                database.queries["forget_version_keys"],
+                {**known, "after": after, "rows": _KEYS},
+            ).fetchall()
 
 
 def _list_declared(app: App, table: str) -> list[Subscription]:

@@ -156,17 +156,36 @@ from {schema}.offsets o
 where o.consumer_group = %(group)s and o.topic = %(topic)s
     and o.effects_until > coalesce(o.next_offset, 0) and {is_of_topic}
 
--- name: forget_version
+-- name: forget_progress
 with offsets_gone as (
     delete from {schema}.offsets where consumer_group = %(group)s and topic = %(topic)s
 ), origins_gone as (
     delete from {schema}.origins where role = 'consume:' || %(group)s
 ), skipped_gone as (
     delete from {schema}.skipped where consumer_group = %(group)s and topic = %(topic)s
-), filled_gone as (
-    delete from {schema}.filled_topics
-    where consumer_group = %(group)s and topic = %(topic)s
-), keys_gone as (
+)
+delete from {schema}.filled_topics
+where consumer_group = %(group)s and topic = %(topic)s
+
+-- name: forget_version_keys
+-- The next ones of a version's keys, and the last of them; none once somebody keeps it.
+with few as materialized (
+    select k.key from {schema}.model_keys k
+    where k.model = %(name)s and k.key > %(after)s and not exists (
+        select from {schema}.origins o join {schema}.processes p on p.id = o.owner
+        where o.role = 'consume:' || %(group)s
+    )
+    order by k.key
+    limit %(rows)s
+), gone as (
+    delete from {schema}.model_keys k using few f
+    where k.model = %(name)s and k.key = f.key
+)
+select max(few.key) from few
+
+-- name: forget_version
+-- The keys are those that have come since the others went.
+with keys_gone as (
     delete from {schema}.model_keys where model = %(name)s
 )
 delete from {schema}.read_models where model = %(model)s and version = %(version)s

@@ -6,14 +6,16 @@ import json
 import re
 import threading
 
+import psycopg
 import pytest
 
 from jobs_lib import ConfigurationError, telemetry
+from jobs_lib.consuming import versions
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.topic_settings import delete_before
-from jobs_lib.operating import switching
+from jobs_lib.operating import session, switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.session import IdleError
 from jobs_lib.operating.switching import drop_version, switch
@@ -640,6 +642,48 @@ def test_a_version_is_dropped_once_nobody_keeps_it(
     for table in ("offsets", "filled_topics", "read_models"):
         groups = admin.execute(f"select consumer_group from jobs_lib.{table}")
         assert {*groups} == {(f"{name}.v2",)}
+
+
+SLOW = """
+create function wait() returns trigger language plpgsql as
+    $$ begin perform pg_sleep(0.002); return old; end $$;
+create trigger slow before delete on jobs_lib.model_keys
+    for each row execute function wait()
+"""
+"""Makes each key that is deleted take as long as many do."""
+
+
+@pytest.mark.guarantee("W82")
+def test_a_version_of_many_keys_is_dropped_in_steps_and_goes_on_where_it_was_ended(
+    declare, admin, database, wait_for, monkeypatch
+):
+    both, second = declare(1, 2), declare(2)
+    with database.connect("test") as connection:
+        versions.add(connection, database.queries, both.consumers)
+    admin.execute(
+        "update jobs_lib.read_models set is_current = false;"
+        "update jobs_lib.read_models set is_current = true where version = 2;"
+        "alter table state_rm rename to state_v1_rm;"
+        "alter table state_v2_rm rename to state_rm"
+    )
+    admin.execute(
+        "insert into jobs_lib.model_keys (model, key, version)"
+        " select model, 'k' || n, 1 from generate_series(1, 500) n,"
+        " unnest('{state_rm,state_v2_rm}'::text[]) model"
+    )
+    admin.execute(SLOW)
+    monkeypatch.setattr(session, "STATEMENT_SECONDS", 0.5)
+    monkeypatch.setattr(switching, "_KEYS", 20)
+    counted = "select model, count(*) from jobs_lib.model_keys group by 1"
+    # A view keeps the table, as a process does that is ended before the last step.
+    admin.execute("create view seen as select * from state_v1_rm")
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        drop_version(second, "state_rm", 1)
+    admin.execute("drop view seen")
+    assert admin.execute(counted).fetchall() == [("state_v2_rm", 500)]
+    assert drop_version(second, "state_rm", 1) == ["state_v1_rm"]
+    found = admin.execute("select version from jobs_lib.read_models")
+    assert found.fetchall() == [(2,)]
 
 
 @pytest.mark.guarantee("W82")
