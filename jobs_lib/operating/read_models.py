@@ -39,6 +39,10 @@ class ModelPart:
     """Records that were skipped."""
     resync_left: int | None
     """Offsets that a re-synchronisation has still to read; None if there is none."""
+    resync_failed_offset: int | None
+    """The record at which the re-synchronisation stands still; None if it does not."""
+    resync_failure: str | None
+    """Why, likewise."""
 
 
 def place_tables(app: App) -> Database:
@@ -79,9 +83,11 @@ def list_read_models(app: App) -> list[ModelPart]:
                 database.queries["read_model_parts"], names
             ).fetchall()
         known = {row[0]: row[1:] for row in rows}
-        nothing = (None, None, None, 0, None, None)
+        nothing = (None, None, None, 0, None, None, None, None)
         for number, end in ends.items():
-            at, failed, failure, skipped, until, reached = known.get(number, nothing)
+            at, failed, failure, skipped, until, reached, *stands = known.get(
+                number, nothing
+            )
             found.append(
                 ModelPart(
                     declared.tables[0].name,
@@ -96,6 +102,7 @@ def list_read_models(app: App) -> list[ModelPart]:
                     failure,
                     skipped,
                     None if until is None else max(0, until - (reached or 0)),
+                    *stands,
                 )
             )
     return found

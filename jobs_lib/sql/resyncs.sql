@@ -176,7 +176,7 @@ select f.partition, f.next_offset, f.failed_offset, f.failure, (
         select count(*) from {schema}.skipped s
         where (s.consumer_group, s.topic, s.partition)
             = (f.consumer_group, f.topic, f.partition)
-    ), p.end_offset, g.next_offset
+    ), p.end_offset, g.next_offset, g.failed_offset, g.failure
 from {schema}.offsets f
 left join {schema}.resyncs r on r.model = %(model)s and r.topic = f.topic
 left join {schema}.resync_parts p on p.model = r.model and p.partition = f.partition

@@ -22,6 +22,7 @@ from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka import places
 from jobs_lib.kafka.topic_settings import delete_before
+from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.service import resync as service_resync
 from jobs_lib.service.resync import begin_resync, cancel_resync, find_model_of, resync
 from tests.support.apps import running
@@ -139,6 +140,39 @@ def left_behind(admin) -> list[str]:
         "select origin from jobs_lib.origins where role like '%resync%'",
     ]
     return [str(row) for query in queries for row in admin.execute(query)]
+
+
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_the_status_says_why_one_stands_still_and_it_goes_on_after_the_repair(
+    declare, read, admin, wait_for
+):
+    app, stopping = declare("n", "seats"), threading.Event()
+    ended: list[object] = []
+    group = begin_resync(app, "model")
+    thread = threading.Thread(
+        target=lambda: ended.append(
+            resync(app, "model", group=group, stopping=stopping)
+        )
+    )
+
+    def find_failures() -> set[str | None]:
+        return {one.resync_failure for one in list_read_models(app)}
+
+    # The service is away, and has read nothing yet.
+    admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition)"
+        " select topic, topic, partition from jobs_lib.offsets"
+    )
+    thread.start()
+    try:
+        wait_for(lambda: any(find_failures()), timeout=60, what="the status shows it")
+        assert "lacks seats" in str(find_failures())
+        admin.execute("alter table model add column seats int")
+        wait_for(lambda: ended, timeout=60, what="it goes on")
+    finally:
+        stopping.set()
+        thread.join()
+    assert ended == [(0, True)]
 
 
 @pytest.mark.guarantee("W64")
