@@ -289,13 +289,13 @@ class Resync:
 
         Raises:
             OperatingError: it has not reached all ends, or cannot know what the topic
-                has; nothing was removed.
+                has; nothing was removed. Or it has ended, and records were skipped.
             UnavailableError: no broker answers.
         """
         removes = (
             self._check_seen_all() and self._keeps_all_keys() and self._has_whole_log()
         )
-        is_last = False
+        is_last, skipped = False, None
         while not is_last:
             with self._open() as connection:
                 # Since the last turn another process may have ended it, and another
@@ -313,11 +313,17 @@ class Resync:
                 is_last = looked < _ROWS
                 more = removes and is_last and self._finds_more(connection)
                 if is_last and not more:
+                    skipped = self._find_skipped(connection)
                     self._execute(connection, "end_resync", self._named)
             self._removed += gone
             if more:
                 return None
         self._forget_group(self.group)
+        if skipped is not None:
+            raise OperatingError(
+                f"{self._model.name} was read again to the end, but {skipped}. What "
+                "they change is not in the table: repair the cause, and begin again"
+            )
         return Ended(self._removed, is_last)
 
     def _finds_more(self, connection: psycopg.Connection[Any]) -> bool:
@@ -389,20 +395,28 @@ class Resync:
             row = self._find_removing(connection)
             if row is None:
                 return False
-            topic, topic_id, group, *_ = row
-            given = {"group": group, "topic": topic}
-            counted = self._execute(
-                connection, "count_resync_skipped", given
-            ).fetchone()
+            topic, topic_id, *_ = row
+            skipped = self._find_skipped(connection)
         if read_topic_ids(self.settings, [topic]).get(topic) != topic_id:
             raise _refuse_other_topic(topic)
-        if counted is not None and counted[0]:
+        if skipped is not None:
             raise OperatingError(
-                f"{counted[0]} records of {topic!r} cannot be read, so that nobody "
-                "knows which keys the topic has: no row was removed. Repair the cause "
-                "and begin again, or end it with --cancel"
+                f"{skipped}. Nobody knows which keys the topic has: no row was "
+                "removed. Repair the cause, end it with --cancel, and begin again"
             )
         return True
+
+    def _find_skipped(self, connection: psycopg.Connection[Any]) -> str | None:
+        """Say which records were skipped; None if none were."""
+        given = {"group": self.group, "topic": self.topic}
+        row = self._execute(connection, "find_resync_skipped", given).fetchone()
+        if row is None:
+            return None
+        partition, offset, error, count = row
+        return (
+            f"{count} records of {self.topic!r} were skipped, the first one at offset "
+            f"{offset} of partition {partition}: {error}"
+        )
 
     def _keeps_all_keys(self) -> bool:
         """Whether the topic shows all keys that there are."""

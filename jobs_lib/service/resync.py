@@ -105,7 +105,8 @@ def resync(
     Raises:
         OperatingError: as for :func:`begin_resync`; or nobody can know which keys the
             topic has, or it was made anew; or the database has lost what was applied
-            in the last moment. Another call goes on then.
+            in the last moment. Another call goes on then. Or it has ended, and records
+            were skipped.
         JobsError: the service does not run.
     """
     work = _prepare(app, table)

@@ -165,10 +165,13 @@ with owned as materialized (
 delete from {schema}.skipped
 where consumer_group = %(group)s and topic = %(topic)s
 
--- name: count_resync_skipped
-select count(*)
+-- name: find_resync_skipped
+-- The first record that was skipped, and how many were.
+select s.partition, s.record_offset, s.error, count(*) over ()
 from {schema}.skipped s
 where s.consumer_group = %(group)s and s.topic = %(topic)s
+order by s.partition, s.record_offset
+limit 1
 
 -- name: read_model_parts
 -- Each partition of a read model, and how far a re-synchronisation is in it.

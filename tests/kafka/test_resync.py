@@ -176,6 +176,31 @@ def test_the_status_says_why_one_stands_still_and_it_goes_on_after_the_repair(
 
 
 @pytest.mark.guarantee("W64")
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+@pytest.mark.parametrize("part", ["all", "one partition"])
+def test_records_that_are_skipped_let_it_fail_at_its_end(
+    declare, read, admin, name, bootstrap_servers, part
+):
+    send(bootstrap_servers, name, [("odd", {"n": "no number"}, 1)] * 2, partition=0)
+    admin.execute("insert into model values ('orphan', 1, 7, 7)")
+    app = declare("n", on_error="skip")
+    (end, _) = find_ends(app, name).values()
+    told = f"2 records .* at offset {end - 2} of partition 0: .*is refused"
+    if part == "all":
+        for _ in range(2):
+            with pytest.raises(OperatingError, match=f"^{told}.*no row was removed"):
+                resync(app, "model")
+        assert read() == {**OLD, "orphan": (7, 7)}
+        cancel_resync(app, "model")
+    else:
+        with pytest.raises(OperatingError, match=f"^model was read again .*{told}"):
+            resync(app, "model", end - 5, 0)
+        # It has ended: the next one reads another part.
+        assert resync(app, "model", 0, 1) == (0, True)
+    assert left_behind(admin) == []
+
+
+@pytest.mark.guarantee("W64")
 def test_rows_that_change_meanwhile_stay_and_no_version_falls(
     declare, read, admin, name, versions, bootstrap_servers, wait_for
 ):
