@@ -344,14 +344,23 @@ def readmodel_keys(
     show_default=True,
     help="Seconds to wait until the version has caught up.",
 )
-def readmodel_switch(app: str, table: str, version: int, wait: float) -> None:
+@click.option(
+    "--with-skipped",
+    is_flag=True,
+    help="Switch though it has skipped records that the version before has not.",
+)
+def readmodel_switch(
+    app: str, table: str, version: int, wait: float, with_skipped: bool
+) -> None:
     """Let readers of TABLE see another VERSION of it, from one moment to the next.
 
     The version before is kept up to date under another name, until it is dropped.
     """
     from jobs_lib.operating.switching import switch
 
-    done = switch(load_app(app), table, version, patience=wait)
+    done = switch(
+        load_app(app), table, version, patience=wait, with_skipped=with_skipped
+    )
     click.echo(
         f"readers of {table} see version {done.after} in the place of {done.before}; "
         f"they may have waited for {done.seconds * 1000:.0f} ms"

@@ -87,7 +87,14 @@ class _Behind(Exception):
         self.records = records
 
 
-def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Switched:
+def switch(
+    app: App,
+    table: str,
+    version: int,
+    *,
+    patience: float = 60.0,
+    with_skipped: bool = False,
+) -> Switched:
     """Let readers see another version of a read model, from one moment to the next.
 
     The version must have applied all that the current one has. The tables change their
@@ -101,10 +108,12 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
         version: that readers see from now on.
         patience: seconds to wait until the version has caught up, and until no reader
             holds a lock for long.
+        with_skipped: switch even if the version has skipped records that the current
+            one has applied.
 
     Raises:
-        OperatingError: there is no such version, it is current, it is behind, or
-            something depends on the tables; nothing was changed.
+        OperatingError: there is no such version, it is current, it is behind, it has
+            skipped records, or something depends on the tables; nothing was changed.
         UnavailableError: the database or Kafka does not answer.
     """
     database = place_tables(app)
@@ -116,7 +125,7 @@ def switch(app: App, table: str, version: int, *, patience: float = 60.0) -> Swi
     reached = _await_ends(database, app, declared, until)
     while True:
         try:
-            return _try(database, table, version, reached)
+            return _try(database, table, version, reached, with_skipped=with_skipped)
         except _Behind as behind:
             if time.monotonic() > until:
                 raise _refuse_behind(declared, behind.records) from None
@@ -283,7 +292,12 @@ def _refuse_behind(declared: Subscription, left: int) -> OperatingError:
 
 
 def _try(
-    database: Database, table: str, version: int, reached: list[_Reached]
+    database: Database,
+    table: str,
+    version: int,
+    reached: list[_Reached],
+    *,
+    with_skipped: bool,
 ) -> Switched:
     """Switch now, if the version has applied all that the current one has.
 
@@ -316,6 +330,8 @@ def _try(
         if behind:
             _release(connection, database, old.group, origins[old.group])
         else:
+            if not with_skipped:
+                _refuse_skipped(connection, database, table, old, new)
             _copy_readers(connection, database, old, new)
             _rename(connection, old, new)
             _make_current(connection, database, table, old, new)
@@ -394,6 +410,27 @@ def _refuse_dependents(
             f"{', '.join(one for (one,) in rows)} would go on to use version "
             f"{old.number}: drop it before the switch, and make it again behind it"
         )
+
+
+def _refuse_skipped(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    table: str,
+    old: _Version,
+    new: _Version,
+) -> None:
+    """Refuse a version that lacks what the current one has."""
+    names = {"before": old.group, "group": new.group, "topic": new.topic}
+    row = connection.execute(database.queries["find_skipped_alone"], names).fetchone()
+    if row is None:
+        return
+    partition, offset, error, count = row
+    raise OperatingError(
+        f"version {new.number} of {table} has skipped {count} records that version "
+        f"{old.number} has not, the first one at offset {offset} of {new.topic}/"
+        f"{partition}: {error}. Repair the cause, and apply them with `jobs-lib "
+        f"readmodel replay --group {new.group}`, or switch with --with-skipped"
+    )
 
 
 def _count_behind(

@@ -65,6 +65,23 @@ left join unnest(%(partitions)s::int[], %(stored)s::bigint[], %(reached)s::bigin
 where o.consumer_group = %(before)s and o.topic = %(topic)s
     and {is_of_topic}
 
+-- name: find_skipped_alone
+-- The first record that one version has skipped and the other has not, and how many there
+-- are. Those of an earlier topic of this name do not count.
+select s.partition, s.record_offset, s.error, count(*) over ()
+from {schema}.skipped s
+join {schema}.offsets f using (consumer_group, topic, partition)
+where s.consumer_group = %(group)s and s.topic = %(topic)s
+    and (s.topic_id is null or f.topic_id is null or s.topic_id = f.topic_id)
+    and not exists (
+        select from {schema}.skipped o
+        where (o.consumer_group, o.topic, o.partition, o.record_offset)
+                = (%(before)s, s.topic, s.partition, s.record_offset)
+            and o.topic_id is not distinct from s.topic_id
+    )
+order by s.partition, s.record_offset
+limit 1
+
 -- name: begin_effects
 -- The version before has the effects of the records up to here, if it has not come so far.
 -- It may not have taken a new partition yet: then it gets a row here.

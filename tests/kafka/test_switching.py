@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -17,6 +18,7 @@ from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.topic_settings import delete_before
 from jobs_lib.operating import session, switching
 from jobs_lib.operating.read_models import list_read_models
+from jobs_lib.operating.rewinds import replay
 from jobs_lib.operating.session import IdleError
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.where import where
@@ -449,6 +451,75 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
             drop_version(app, "state_rm", 7)
         switch(app, "state_rm", 2)
         assert read(columns="id, n, twice") == SECOND
+
+
+class Broken(threading.Event):
+    """A gate at which every record fails until it is open."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set():
+            raise LookupError("no seats")
+        return True
+
+
+@pytest.mark.guarantee("W82", "W71")
+def test_a_version_that_has_skipped_what_the_current_one_has_not_is_refused(
+    declare, read, admin, database, name, wait_for
+):
+    gate = Broken()
+    app = declare(1, 2, gates={2: gate}, on_error="skip")
+    group = f"{name}.v2"
+    counted = "select from jobs_lib.skipped where consumer_group = %s"
+    with running(app, "consumers"):
+        wait_for(lambda: read() == FIRST, timeout=60, what="the first one is full")
+        wait_for(
+            lambda: admin.execute(counted, (group,)).rowcount == KEYS,
+            timeout=60,
+            what="the second one has skipped all",
+        )
+        told = f"skipped {KEYS} records that version 1 .* offset 0 of {name}/0: Lookup"
+        with pytest.raises(OperatingError, match=f"{told}.*--group {group}`, or"):
+            switch(app, "state_rm", 2)
+        assert read() == FIRST
+        assert switch(app, "state_rm", 2, with_skipped=True).after == 2
+        # The first one has skipped less.
+        assert switch(app, "state_rm", 1).after == 1
+        gate.set()
+        back = replay(app.settings, database, group, name)
+        assert (sum(one.skipped for one in back), {one.after for one in back}) == (
+            KEYS,
+            {0},
+        )
+        wait_for(
+            lambda: admin.execute(counted, (group,)).rowcount == 0,
+            timeout=60,
+            what="all are applied",
+        )
+        switch(app, "state_rm", 2)
+        assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
+def test_only_records_of_this_topic_that_the_current_version_has_make_a_gap(
+    database, admin
+):
+    admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition, topic_id)"
+        " values ('new', 't', 0, %s)",
+        (UUID(int=2),),
+    )
+    admin.execute(
+        "insert into jobs_lib.skipped"
+        " (consumer_group, topic, partition, record_offset, topic_id, error)"
+        " select consumer, 't', 0, place, id, 'it failed'"
+        " from unnest('{new,new,old,new,old,new}'::text[], '{1,2,2,3,3,4}'::int[],"
+        " %s::uuid[]) as of(consumer, place, id)",
+        ([UUID(int=n) for n in (1, 2, 2, 2, 1, 2)],),
+    )
+    asked = {"before": "old", "group": "new", "topic": "t"}
+    with database.connect("test") as connection:
+        row = connection.execute(database.queries["find_skipped_alone"], asked)
+        assert row.fetchall() == [(0, 3, "it failed", 2)]
 
 
 @pytest.mark.guarantee("W82")
