@@ -233,9 +233,10 @@ class Consumer:
             sources = self._offsets.make_sources(
                 connection, [one for one in parts if one[0] in self._placed]
             )
-            # The tables' names may be others since somebody had the partitions.
+            # The tables' names may be others since somebody had the partitions. A
+            # switch that has not seen the offsets made above must be over.
             declared = self._declared.values()
-            versions.place(connection, self._database.queries, declared)
+            versions.place(connection, self._database.queries, declared, waits=True)
             effects = self._offsets.read_effects(connection, declared)
         with self._changed:
             for partition, epoch in parts.items():

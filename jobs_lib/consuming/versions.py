@@ -62,6 +62,8 @@ def place(
     connection: psycopg.Connection[Any],
     queries: Queries,
     declared: Iterable[Subscription],
+    *,
+    waits: bool = False,
 ) -> None:
     """Give the tables of read models the names that they have now.
 
@@ -69,13 +71,15 @@ def place(
         connection: without a transaction, or in one.
         queries: the statements.
         declared: of any topics; those that are no read models stay as they are.
+        waits: until no switch is under way. A switch that begins later lets go of all
+            partitions that have an offset by now. Needs the rights of a service.
     """
     models = [one for one in declared if one.model is not None]
     if not models:
         return
     with connection.transaction():
         rows = connection.execute(
-            queries["read_current_versions"],
+            queries["hold_current_versions" if waits else "read_current_versions"],
             {"models": [one.first_table for one in models]},
         ).fetchall()
     # Where no process has started with them yet, the lowest version will be current.

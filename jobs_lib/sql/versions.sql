@@ -4,6 +4,17 @@
 select model, version from {schema}.read_models
 where is_current and model = any (%(models)s::text[])
 
+-- name: hold_current_versions
+-- The same once no switch is under way; none begins until this transaction has ended. The
+-- condition stands outside: a row may have changed while it was waited for.
+with held as materialized (
+    select model, version, is_current from {schema}.read_models
+    where model = any (%(models)s::text[])
+    order by model, version
+    for share
+)
+select model, version from held where is_current
+
 -- name: add_current_version
 -- The first version that a database hears of. If two processes begin at once, one adds it.
 insert into {schema}.read_models

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import threading
-from uuid import UUID
+from unittest.mock import Mock
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
 from jobs_lib import ConfigurationError, telemetry
 from jobs_lib.consuming import versions
+from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.places import find_places
@@ -584,6 +586,57 @@ def test_readers_do_not_wait_for_a_process_that_stands_still_in_a_switch(
         seen.clear()
         switch(app, "state_rm", 2)
         assert read(columns="id, n, twice") == SECOND
+
+
+@pytest.mark.guarantee("W82")
+def test_a_partition_that_is_taken_during_a_switch_gets_the_names_behind_it(
+    declare, read, admin, database, name, wait_for, monkeypatch
+):
+    app = declare(1, 2)
+    first, _ = declare(1, 2).consumers
+    # It has got a partition of which its group knows nothing.
+    consumer = Consumer(
+        database,
+        Mock(group=name),
+        [first],
+        uuid4(),
+        block=1,
+        block_seconds=1.0,
+        prefetch_bytes=1,
+        heartbeat=1.0,
+        topic_ids=Mock(read=lambda _: {}),
+    )
+    rename = switching._rename
+    placed: list[str] = []
+
+    def take() -> None:
+        consumer.take({f"{name}/2": 1})
+        placed.append(first.tables[0].name)
+
+    taking = threading.Thread(target=take)
+    waiting = (
+        "select from pg_stat_activity"
+        " where application_name like '%%' || %s and wait_event_type = 'Lock'"
+    )
+
+    def take_meanwhile(connection, *of) -> None:
+        # The switch has locked the partitions that it knows of.
+        taking.start()
+        wait_for(
+            lambda: placed or admin.execute(waiting, (f"consume {name}",)).rowcount,
+            timeout=60,
+            what="it waits",
+        )
+        rename(connection, *of)
+
+    monkeypatch.setattr(switching, "_rename", take_meanwhile)
+    monkeypatch.setattr(switching, "_IDLE_SECONDS", 60.0)
+    with running(app, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+    switch(app, "state_rm", 2)
+    taking.join()
+    assert placed == ["state_v1_rm"]
 
 
 @pytest.mark.guarantee("W82")
