@@ -84,7 +84,8 @@ class AnswerSteps:
 
     def read_valid_since(self, key: Key | None) -> Steps[ValidSince]:
         place = {"group": self._declared.group, "topic": self._declared.topic}
-        rows = yield Fetch(self._statements["read_valid_since"], place)
+        named = {"model": self._declared.first_table, **place}
+        rows = yield Fetch(self._statements["read_valid_since"], named)
         offsets = {int(n): None if at is None else int(at) for n, at, _ in rows}
         times = {int(n): None if ms is None else int(ms) for n, _, ms in rows}
         if key is not None and times:
@@ -103,7 +104,7 @@ class AnswerSteps:
         until = time.monotonic() + timeout
         pause = _FIRST_PAUSE
         while True:
-            rows = yield Fetch(statement, {"model": self._model.name, "key": key})
+            rows = yield Fetch(statement, {**self._model.asked_as, "key": key})
             known, is_gone, isolation = rows[0]
             # Also where the version is there by now: otherwise the mistake would only
             # show while the read model is behind.
@@ -122,7 +123,7 @@ class AnswerSteps:
         rows = yield Fetch(
             statement,
             {
-                "model": self._model.name,
+                **self._model.asked_as,
                 "key": key,
                 "version": str(version),
                 "value": entity,
@@ -143,7 +144,7 @@ class AnswerSteps:
         rows = yield Fetch(
             statement,
             {
-                "model": self._model.name,
+                **self._model.asked_as,
                 "seconds": str(self._settings().answer_seconds),
                 "keys": write_array(keys, str),
                 "versions": write_array([state.version for state in given], str),

@@ -61,7 +61,8 @@ class ReadModel(ABC):
     without a version ends whatever version its key has.
 
     Args:
-        name: by which the database knows the keys of the model.
+        table: the first one, by the name that readers know.
+        version: of the model.
         row_of: makes rows of a record; None to have no row.
         decoder: reads the values.
         queries: the statements, found at the first use.
@@ -70,13 +71,15 @@ class ReadModel(ABC):
 
     def __init__(
         self,
-        name: str,
+        table: str,
+        version: int,
         row_of: RowOf[Any, Any],
         decoder: Decoder,
         queries: Callable[[], Queries],
         read_key: KeyReader = read_text,
     ) -> None:
-        self._name = name
+        self._name = name_model(table, version)
+        self._first_table = table
         self._row_of = row_of
         self._decoder = decoder
         self._queries = queries
@@ -98,6 +101,11 @@ class ReadModel(ABC):
     def name(self) -> str:
         """By which the database knows the keys of the model, for good."""
         return self._name
+
+    @property
+    def asked_as(self) -> dict[str, str]:
+        """The names by which statements about answers know it."""
+        return {"model": self._first_table, "own": self._name}
 
     @abstractmethod
     def place(self, places: Mapping[str, str]) -> None:
@@ -320,9 +328,12 @@ class ReadModel(ABC):
         """
 
     def forget_reached(self, connection: psycopg.Connection[Any]) -> None:
-        """Delete the entities that were kept for answers and whose versions it has."""
+        """Delete the entities that were kept for answers and whose versions it has.
+
+        Where it has several versions, the one counts that readers see.
+        """
         query = self.fill_known("forget_reached", self._find_key_type(connection))
-        connection.execute(query, {"model": self._name})
+        connection.execute(query, self.asked_as)
 
     @abstractmethod
     def explain(self, error: BaseException) -> BaseException:
@@ -343,8 +354,7 @@ class RowModel(ReadModel):
         version: int = 1,
     ) -> None:
         """Prepare; ``key`` is the column of ``table`` for the record's key."""
-        name = name_model(table, version)
-        super().__init__(name, row_of, decoder, queries, read_key)
+        super().__init__(table, version, row_of, decoder, queries, read_key)
         self._table = TableStatements(table, key, queries)
 
     def place(self, places: Mapping[str, str]) -> None:

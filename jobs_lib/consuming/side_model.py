@@ -13,7 +13,6 @@ from jobs_lib.consuming.changes import check_row
 from jobs_lib.consuming.read_model import ReadModel, make_change_arrays
 from jobs_lib.consuming.record import Record, read_text
 from jobs_lib.consuming.table_statements import TableStatements, as_type
-from jobs_lib.consuming.versions import name_model
 from jobs_lib.errors import RecordError
 
 if TYPE_CHECKING:
@@ -66,8 +65,8 @@ class SideModel(ReadModel):
                 _check_rows(table, rows)
             return made
 
-        name = name_model(next(iter(tables)), version)
-        super().__init__(name, make, decoder, queries, read_key)
+        first = next(iter(tables))
+        super().__init__(first, version, make, decoder, queries, read_key)
         self._tables = [TableStatements(*one, queries) for one in tables.items()]
 
     def place(self, places: Mapping[str, str]) -> None:

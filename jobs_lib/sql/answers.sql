@@ -1,5 +1,25 @@
 -- Answers from read models: what they are worth, and entities that updates have returned.
 -- Callers of any driver run these: all parameters are text, and so are all results.
+-- %(model)s is the first table of the read model. Where versions of it were said, they are
+-- about the one that readers see; else about %(own)s and %(group)s, which the caller's
+-- declaration names.
+
+-- part: seen_group
+coalesce((select r.consumer_group from {schema}.read_models r where {is_seen}), %(group)s::text)
+
+-- part: seen_topic
+coalesce((select r.topic from {schema}.read_models r where {is_seen}), %(topic)s::text)
+
+-- part: seen_keys
+-- By which name the keys are known. Each version has its own, as `name_model` says.
+coalesce((
+    select case r.version when 1 then r.model
+        else regexp_replace(r.model, '(_rm)?$', '_v' || r.version || '\1') end
+    from {schema}.read_models r where {is_seen}
+), %(own)s::text)
+
+-- part: is_seen
+r.model = %(model)s::text and r.is_current
 
 -- name: read_valid_since
 -- How far the read model is, by partition: everything before `next_offset` is in it. Where
@@ -8,7 +28,7 @@ select o.partition::text, o.next_offset::text,
     case when o.next_offset is not null
         then floor(extract(epoch from o.appended_at) * 1000)::bigint::text end
 from {schema}.offsets o
-where o.consumer_group = %(group)s::text and o.topic = %(topic)s::text
+where o.consumer_group = {seen_group} and o.topic = {seen_topic}
     and {is_of_topic}
 order by o.partition
 
@@ -19,7 +39,7 @@ greatest(
     (select max(t.version) from {table} t where t.{key} = a.key::{key_type}),
     (
         select k.version from {schema}.model_keys k
-        where k.model = %(model)s::text and k.key = a.key
+        where k.model = {seen_keys} and k.key = a.key
     )
 )
 
@@ -31,13 +51,13 @@ not exists (select from {table} t where t.{key} = a.key::{key_type})
 -- The same where the versions are beside the tables.
 (
     select k.version from {schema}.model_keys k
-    where k.model = %(model)s::text and k.key = a.key
+    where k.model = {seen_keys} and k.key = a.key
 )
 
 -- template: gone_beside
 (
     select k.is_gone from {schema}.model_keys k
-    where k.model = %(model)s::text and k.key = a.key
+    where k.model = {seen_keys} and k.key = a.key
 )
 
 -- template: read_known
@@ -107,7 +127,7 @@ insert into {schema}.answers as a (
     model, key, version, value, bytes, consumer_group, topic
 )
 select %(model)s::text, %(key)s::text, %(version)s::bigint, %(value)s::text,
-    %(bytes)s::int, %(group)s::text, %(topic)s::text
+    %(bytes)s::int, {seen_group}, {seen_topic}
 -- Of the table's type: a key that cannot be one would fail everybody who reads it later.
 where %(key)s::text::{key_type} is not null
 on conflict (model, key) do update set version = excluded.version,

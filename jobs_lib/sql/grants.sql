@@ -77,7 +77,8 @@ rights (kind, class, oid, name, privilege, columns) as (
             'consumer_group', 'topic', 'partition', 'next_offset', 'topic_id',
             'appended_at', 'failed_offset'
         ]),
-        ('model_keys', 'select', array['model', 'key', 'version', 'is_gone'])
+        ('model_keys', 'select', array['model', 'key', 'version', 'is_gone']),
+        ('read_models', 'select', null)
     ) as w(name, privilege, columns) on w.name = r.name
     where w.columns is null or w.columns <@ r.columns
     union all

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from jobs_lib import AnswerError, EntityState
 from jobs_lib.consuming.answer_steps import ModelVersion, ValidSince
+from jobs_lib.consuming.versions import name_model
 from jobs_lib.service.maintenance import Maintenance
 from tests.integration.test_callers import (
     WAYS,
@@ -538,3 +539,30 @@ def test_no_transaction_is_needed(pod, connect, admin, driver):
             found = aircraft.wait_for(caller, key="N1", version=0, timeout=0.01)
             assert found is None
         assert connection.execute(text("select 1")).scalar() == 1
+
+
+@pytest.mark.guarantee("W73")
+@pytest.mark.parametrize("table", ["seat_rm", "seat", "cabin.seat_rm", "seat_rm_rm"])
+@pytest.mark.parametrize("seen", [1, 2, 10])
+def test_answers_find_the_keys_of_the_version_that_readers_see(
+    admin, database_url, table, seen
+):
+    app = make_app(database_url)
+    app.read_model("seats", table=table, key="id", group="g", versions="side")(
+        lambda record: {}
+    )
+    for version in (1, 2, 10):
+        admin.execute(
+            "insert into jobs_lib.read_models"
+            " (model, version, tables, consumer_group, topic, is_current)"
+            " values (%s, %s, %s, 'g', 'seats', %s)",
+            (table, version, [table], version == seen),
+        )
+        admin.execute(
+            "insert into jobs_lib.model_keys (model, key, version)"
+            " values (%s, '7', %s)",
+            (name_model(table, version), version),
+        )
+    known = app.answers(table).wait_for(app, key="7", version=0, timeout=0)
+    assert known == ModelVersion(seen, is_gone=True)
+    app.close()

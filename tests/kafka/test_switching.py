@@ -110,6 +110,21 @@ def read(admin):
     return read
 
 
+@pytest.fixture
+def read_places(admin):
+    """A function that reads the offsets of a group, by partition."""
+
+    def read_places(group: str) -> dict[int, int]:
+        rows = admin.execute(
+            "select partition, next_offset from jobs_lib.offsets"
+            " where consumer_group = %s order by 1",
+            (group,),
+        )
+        return dict(rows.fetchall())
+
+    return read_places
+
+
 DEPENDENTS = {
     "function many()": """
         create function many() returns bigint
@@ -722,22 +737,60 @@ def test_a_version_beside_the_current_one_is_resynchronised_and_asked_by_its_nam
 
 
 @pytest.mark.guarantee("W82", "W73")
-def test_answers_are_of_what_readers_see(declare, read, admin, connect, wait_for):
-    app = declare(1, 2)
-    first, second = (app.answers(one.model.function) for one in app.consumers)
-    with running(app, "consumers"):
-        for table in ("state_rm", "state_v2_rm"):
-            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+@pytest.mark.parametrize("side", [False, True], ids=["on the row", "beside"])
+def test_answers_are_of_what_readers_see(
+    declare, read, admin, connect, name, bootstrap_servers, read_places, wait_for, side
+):
+    gates = {1: threading.Event(), 2: threading.Event()}
+    app = declare(1, 2, gates=gates, side=side)
+    both = [app.answers(one.model.function) for one in app.consumers]
+
+    def let_lag(table: str, ahead: str, group: str, lagging: int, version: int) -> None:
+        """Let the version that readers see lag behind the other one."""
+        gates[lagging].clear()
+        send(bootstrap_servers, name, range(KEYS), version)
+        wait_for(
+            lambda: {n // 1000 for n, *_ in read(ahead).values()} == {version - 1},
+            timeout=60,
+            what="the other one has all",
+        )
+        places = read_places(group)
         with connect() as connection:
             connection.autocommit = True
-            for answers in (first, second):
-                known = answers.wait_for(connection, key="k1", version=1)
-                assert known is not None
-            switch(app, "state_rm", 2)
-            for answers in (first, second):
-                known = answers.wait_for(connection, key="k1", version=1)
-                assert known is not None
-                assert None not in answers.valid_since(connection).offsets.values()
+            for answers in both:
+                admin.execute("delete from jobs_lib.answers")
+                asked = {"key": "k1", "version": version, "timeout": 0}
+                assert answers.wait_for(connection, **asked) is None
+                assert answers.valid_since(connection).offsets == places
+                assert answers.put(connection, key="k1", version=version, entity={})
+                for other in both:
+                    assert [one.key for one in other.newer(connection)] == ["k1"]
+            gates[lagging].set()
+            for answers in both:
+                known = answers.wait_for(
+                    connection, key="k1", version=version, timeout=30
+                )
+                assert (known.version, read(table)["k1"]) == (
+                    version,
+                    (1 + 1000 * (version - 1),),
+                )
+                assert answers.newer(connection) == []
+
+    with running(app, "consumers"):
+        for one in gates.values():
+            one.set()
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+        let_lag("state_rm", "state_v2_rm", name, 1, 2)
+        wait_for(
+            lambda: (
+                [*read_places(name).values()] == [*read_places(f"{name}.v2").values()]
+            ),
+            timeout=60,
+            what="both have all",
+        )
+        switch(app, "state_rm", 2)
+        let_lag("state_rm", "state_v1_rm", f"{name}.v2", 2, 3)
 
 
 @pytest.mark.guarantee("W82")

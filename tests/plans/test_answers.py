@@ -16,6 +16,7 @@ ROWS = 100_000
 ENTRIES = 1_000
 VALUES = {
     "model": "model",
+    "own": "model",
     "key": "7",
     "version": "9",
     "value": "{}",
