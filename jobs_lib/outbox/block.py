@@ -32,6 +32,8 @@ Message: TypeAlias = (
     "tuple[str, bytes | None, str | None, Headers | dict[str, str | bytes | None]]"
 )
 """(topic, value, key, headers): the arguments for the producer."""
+Limited: TypeAlias = "tuple[OutboxRecord, tuple[Row, ...]]"
+"""A record of a re-export, and earlier rows of its key that are dropped with it."""
 Left: TypeAlias = "tuple[str, str, int | None, int]"
 """(topic, key, version, re-export that sent it for no change; 0 for none)."""
 
@@ -293,6 +295,10 @@ class Block:
     """Rows that wait behind held or refused ones."""
     reexports: set[int] = field(default_factory=set)
     """The re-exports of the block's rows, which may be the last ones of theirs."""
+    limited: dict[int, list[Limited]] = field(default_factory=dict)
+    """By re-export: its records, which leave as its rate allows."""
+    granted_at: float = 0.0
+    """When the rates were asked, by the monotonic clock; 0: they were not asked yet."""
     shard: int = 0
     """The shard of the rows."""
     retried: bool = False
@@ -342,6 +348,17 @@ class Block:
             else:
                 kept.append(record)
         self.outgoing = kept
+
+    def leave(self, limited: Iterable[Limited]) -> None:
+        """Leave the rows of these records in the outbox: they are read once more."""
+        records: set[int] = set()
+        rows: set[Row] = set()
+        for record, earlier in limited:
+            records.add(id(record))
+            # The version of a tombstone may be theirs.
+            rows.update(earlier)
+        self.outgoing = [one for one in self.records if id(one) not in records]
+        self.dropped = [row for row in self.dropped if row not in rows]
 
     def keep(self, sent: Records, refusals: Sequence[Refusal]) -> None:
         """Keep these records; all others are refused, or wait behind refused ones."""

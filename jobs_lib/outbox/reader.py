@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+import time
+from typing import TYPE_CHECKING, Any
 
 from jobs_lib.outbox.block import (
     BATCH,
@@ -22,6 +23,7 @@ from jobs_lib.outbox.block import (
     make_record,
 )
 from jobs_lib.outbox.pace import BatchPace
+from jobs_lib.outbox.rates import Rates
 from jobs_lib.outbox.staged import OF_FRAME
 from jobs_lib.outbox.starts import Start
 from jobs_lib.outbox.states import States
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from jobs_lib.outbox.block import BatchRow, LiveRow
+    from jobs_lib.outbox.block import BatchRow, Limited, LiveRow, Row
     from jobs_lib.outbox.topic import Entity, Topic
     from jobs_lib.postgres.database import Database
 
@@ -60,6 +62,7 @@ class Reader:
 
     Attributes:
         pace: how many rows of re-exports a block may have, and when they wait.
+        rates: how many of them may leave now.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Reader:
         }
         self._heads: dict[tuple[str, int | None], Headers] = {}
         self.pace = BatchPace()
+        self.rates = Rates(database.queries, self.pace)
         self._unversioned = Unversioned(topics)
         self._states = States(
             database.queries,
@@ -154,6 +158,9 @@ class Reader:
             has_room = len(fitting) == len(live) < self._limit
             if not batch or not has_room or self.pace.rests(shard):
                 return block
+            if self.rates.is_stuck():
+                self.pace.rest(shard)
+                return block
             parameters |= self._limit_batch(shard) | {"batch_from": start.batch}
             rows = self._read_batch(connection, parameters)
         self._take_batch(connection, block, parameters, rows)
@@ -196,10 +203,8 @@ class Reader:
         # threads take from it, too, and must neither wait for a snapshot nor fail
         # because of one. And on this connection: threads that hold one connection and
         # wait for a second one would block each other.
-        allowed = {
-            reexport_id: self._take_records(connection, reexport_id, wanted)
-            for reexport_id, wanted in found.share(self.pace.limit).items()
-        }
+        asked_at = time.monotonic()
+        allowed = self.rates.allow(connection, block, found.share(self.pace.limit))
         if not (any(allowed.values()) or found.held or found.dropped):
             # Live rows of other shards would wait while this is asked again and again.
             self.pace.rest(block.shard)
@@ -210,6 +215,7 @@ class Reader:
         with connection.transaction():
             again = BatchRows(self._read_batch(connection, parameters), known)
             self._add_batch(connection, block, again, allowed)
+        self.rates.note_load(allowed, time.monotonic() - asked_at)
 
     def read_held(
         self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
@@ -366,7 +372,7 @@ class Reader:
         block.dropped += found.dropped
         records: list[OutboxRecord] = []
         for reexport_id, waiting in found.waiting.items():
-            last: dict[tuple[str, str], OutboxRecord] = {}
+            last: dict[tuple[str, str], Limited] = {}
             for row in waiting[: allowed.get(reexport_id, 0)]:
                 row_id, place, topic, key, entity, *_, at, version, cause, source = row
                 head = self._head(topic, reexport_id)
@@ -376,17 +382,22 @@ class Reader:
                     entity=entity, of_table=of_table,
                     staged=of_table if source == OF_FRAME else None,
                 )  # fmt: skip
-                if earlier := last.get((topic, key)):
+                merged: tuple[Row, ...] = ()
+                if before := last.get((topic, key)):
+                    earlier, merged = before
                     if record.staged is not None and earlier.staged is None:
                         # The current state is newer than a staged one.
                         block.dropped.append(record.row)
                         continue
                     # Both would carry the same state.
                     block.dropped.append(earlier.row)
+                    merged = (*merged, earlier.row)
                     if version is None:
                         record.version = earlier.version
-                last[topic, key] = record
-            records += last.values()
+                last[topic, key] = record, merged
+            if last:
+                block.limited[reexport_id] = [*last.values()]
+            records += [record for record, _ in last.values()]
         block.records.extend(records)
         self._states.load(connection, block, records)
         self._unversioned.drop(block, [one for one in records if one.of_table])
@@ -413,17 +424,3 @@ class Reader:
             head = [(name, value.encode()) for name, value in shared.items()]
             self._heads[topic, reexport_id] = head
         return head
-
-    def _take_records(
-        self, connection: psycopg.Connection[Any], reexport_id: int, wanted: int
-    ) -> int:
-        """Take records of a re-export from its rate; returns how many may be sent."""
-        row = connection.execute(
-            self._database.queries["take_records"],
-            {"reexport": reexport_id, "wanted": wanted},
-            prepare=True,
-        ).fetchone()
-        allowed = cast("tuple[int]", row)[0]
-        if allowed < wanted:
-            self.pace.spend(reexport_id)
-        return allowed

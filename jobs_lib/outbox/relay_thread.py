@@ -303,7 +303,11 @@ class RelayThread:
             if owned != (True,):
                 raise FencedError(f"another relay has taken over shard {shard}")
 
-        block.keep(*self._producers.send(shard, block.outgoing, confirm))
+        if not block.limited:
+            block.keep(*self._producers.send(shard, block.outgoing, confirm))
+            return
+        with self._reader.rates.leaving(connection, block):
+            block.keep(*self._producers.send(shard, block.outgoing, confirm))
 
     def _delete(
         self,

@@ -370,6 +370,11 @@ order by o.id
 -- name: take_records
 select {schema}.take_records(%(reexport)s, %(wanted)s::int)
 
+-- name: owe_records
+-- Records that were long on their way count once more: what was granted meanwhile leaves
+-- together with them. The bucket may be less than empty for a moment.
+update {schema}.reexports set tokens = tokens - %(records)s where id = %(reexport)s
+
 -- name: delete_live
 -- Delete exactly the rows that Kafka has acknowledged, under the fence. Rows that
 -- appeared meanwhile stay, whatever their ids. It is -1, and nothing is deleted, if

@@ -421,7 +421,7 @@ def test_a_state_that_changes_while_records_are_taken_leaves_with_its_live_row(
 ):
     reader, write = reexporting
     write("first", 1, 60_000, "running", 3)
-    real = reader._take_records
+    real = reader.rates.take
 
     def take(*given: Any) -> int:
         admin.execute(
@@ -430,7 +430,7 @@ def test_a_state_that_changes_while_records_are_taken_leaves_with_its_live_row(
         )
         return real(*given)
 
-    monkeypatch.setattr(reader, "_take_records", take)
+    monkeypatch.setattr(reader.rates, "take", take)
     with database.connect("test") as connection:
         connection.isolation_level = IsolationLevel.REPEATABLE_READ
         block = reader.read(connection, 0, 1)

@@ -78,7 +78,7 @@ def test_rows_of_a_paused_re_export_are_not_read(
 
     def read() -> tuple[int, int, int]:
         """Count the pages of two blocks, of a count of rows, and of a poll."""
-        reader.pace = BatchPace()
+        reader.pace = reader.rates.pace = BatchPace()
         admin.execute("update jobs_lib.reexports set refilled_at = 'epoch'")
         with plans.told(generic=generic) as told:
             first, second = (reader.read(connection, 0, 1) for _ in range(2))
