@@ -20,7 +20,7 @@ import tempfile
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from psycopg import OperationalError, Rollback
 
@@ -83,6 +83,13 @@ class Stale:
     """Each key, with the highest version that a record of it has. To be read once."""
     ends: Mapping[int, int]
     """The offsets up to which the topic was read, by partition."""
+
+
+class Identity(NamedTuple):
+    """A re-export, and no other one: a server that lost commits gives ids anew."""
+
+    id: int
+    started_at: datetime
 
 
 class Finder(Protocol):
@@ -151,14 +158,14 @@ def remove_stale(
     check_asked(rate, chunk, watch_lag)
     unfinished = _find_unfinished(database, entity)
     if unfinished is not None and unfinished[1]:
-        return _go_on(database, entity, unfinished[0], rate, watch_lag)
+        return _go_on(database, entity, unfinished[0].id, rate, watch_lag)
     check_topic(settings, entity)
     # One that was interrupted before its keys were loaded has noted all since then.
-    reexport = unfinished[0] if unfinished else _begin(database, entity, rate)
+    this = unfinished[0] if unfinished else _begin(database, entity, rate)
     try:
         with (finder or SqlFinder()).find(database, settings, entity) as stale:
             loaded = _load(
-                database, settings, entity, reexport, stale, rate, chunk, watch_lag
+                database, settings, entity, this, stale, rate, chunk, watch_lag
             )
     except BaseException:
         # One that another call has begun is still compared by that. Or that was killed,
@@ -167,16 +174,20 @@ def remove_stale(
             # Without the database the next call goes on, as after a kill. The first
             # error is the one to be told.
             with suppress(UnavailableError, OperationalError):
-                _give_up(database, reexport)
+                _give_up(database, this)
         raise
-    return loaded or _go_on(database, entity, reexport, rate, watch_lag)
+    return loaded or _go_on(database, entity, this.id, rate, watch_lag)
 
 
-def _give_up(database: Database, reexport: int) -> None:
+def _give_up(database: Database, this: Identity) -> None:
     queries = database.queries
     with database.connect("re-export") as connection:
-        connection.execute(queries["give_up_stale"], {"reexport": reexport})
-        finish_if_done(connection, queries, reexport)
+        connection.execute(queries["give_up_stale"], _name(this))
+        finish_if_done(connection, queries, this.id)
+
+
+def _name(this: Identity) -> dict[str, Any]:
+    return {"reexport": this.id, "started_at": this.started_at}
 
 
 def check_topic(settings: Settings, entity: Entity) -> None:
@@ -212,25 +223,27 @@ def is_storable(key: str) -> bool:
     return bool(key) and "\0" not in key and is_short(key)
 
 
-def _find_unfinished(database: Database, entity: Entity) -> tuple[int, bool] | None:
-    """Find the open re-export of stale keys; returns its id, and if it is loaded."""
+def _find_unfinished(
+    database: Database, entity: Entity
+) -> tuple[Identity, bool] | None:
+    """Find the open re-export of stale keys; returns it, and whether it is loaded."""
     with database.connect("re-export") as connection:
         found = connection.execute(
             database.queries["find_unfinished"], {"entity": entity.name}
         ).fetchone()
     if found is None:
         return None
-    reexport, _, stale, _, loaded = found
+    reexport, started_at, stale, _, loaded = found
     if not stale:
         raise ReexportError(
             f"the re-export {reexport} of {entity.name!r} has not ended, and there is "
             "one at a time: wait for its end, or end it with `jobs-lib reexport cancel "
             f"{entity.name}`"
         )
-    return int(reexport), loaded
+    return Identity(reexport, started_at), loaded
 
 
-def _begin(database: Database, entity: Entity, rate: int | Window) -> int:
+def _begin(database: Database, entity: Entity, rate: int | Window) -> Identity:
     values = {
         "entity": entity.name,
         "topic": entity.topic.name,
@@ -244,7 +257,7 @@ def _begin(database: Database, entity: Entity, rate: int | Window) -> int:
         raise ReexportError(
             f"another re-export of {entity.name!r} began meanwhile: run this again"
         )
-    return int(started[0])
+    return Identity(*started)
 
 
 def _go_on(
@@ -265,21 +278,21 @@ def _load(
     database: Database,
     settings: Settings,
     entity: Entity,
-    reexport: int,
+    this: Identity,
     stale: Stale,
     rate: int | Window,
     chunk: int,
     limit: LagLimit | None,
 ) -> Progress | None:
     """Load all keys in one transaction; None if another call has."""
-    queries, topic = database.queries, entity.topic
+    queries, topic, reexport = database.queries, entity.topic, this.id
     loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
     with database.connect("re-export") as connection:
         keys = _leave_out_recent(connection, queries, settings, entity, stale)
         with connection.transaction() as transaction:
             connection.execute(queries["limit_loader"])
             home, partitions = read_home(connection, queries)
-            if _is_loaded(connection, queries, entity, reexport):
+            if _is_loaded(connection, queries, entity, this):
                 return None
             given = read_progress(connection, queries, reexport).left
             per_minute = settle_rate(rate, stale.count + given)
@@ -296,7 +309,7 @@ def _load(
                     loaded["keys"] += len(some)
             # Only now: a relay that waits for the lock sends no live rows either.
             connection.execute(queries["lock_reexport"], loaded)
-            if _is_loaded(connection, queries, entity, reexport):
+            if _is_loaded(connection, queries, entity, this):
                 raise Rollback(transaction)
             connection.execute(
                 queries["change_rate"], {"reexport": reexport, "rate": per_minute}
@@ -313,20 +326,19 @@ def _is_loaded(
     connection: psycopg.Connection[Any],
     queries: Queries,
     entity: Entity,
-    reexport: int,
+    this: Identity,
 ) -> bool:
     """Whether another call has loaded the keys.
 
     Raises:
         ReexportError: the re-export has ended.
     """
-    this = {"reexport": reexport}
-    found = connection.execute(queries["look_at_stale"], this).fetchone()
+    found = connection.execute(queries["look_at_stale"], _name(this)).fetchone()
     is_open, is_loaded = found or (False, False)
     if not (is_open or is_loaded):
         raise ReexportError(
-            f"the re-export {reexport} of {entity.name!r} was ended meanwhile, and "
-            "nothing is loaded: run this again"
+            f"the re-export {this.id} of {entity.name!r} was ended meanwhile, or the "
+            "server has lost its last commits, and nothing is loaded: run this again"
         )
     return bool(is_loaded)
 

@@ -47,21 +47,24 @@ where not n.tombstone
 insert into {schema}.reexports (entity, topic, rate, stale)
 values (%(entity)s, %(topic)s, %(rate)s, true)
 on conflict (entity) where state in ('loading', 'running', 'paused') do nothing
-returning id
+returning id, started_at
 
 -- name: look_at_stale
 -- Whether it is open, and whether its keys are loaded. One that was given up may go on for
--- the changes of transactions, and is one of stale keys no more.
+-- the changes of transactions, and is one of stale keys no more. The time of start
+-- distinguishes it from one with the same id after a server has lost its last commits.
 select x.stale and x.state in ('loading', 'running', 'paused'), exists (
     select from {schema}.reexport_ranges r where r.reexport_id = x.id
 )
-from {schema}.reexports x where x.id = %(reexport)s
+from {schema}.reexports x
+where x.id = %(reexport)s and x.started_at = %(started_at)s
 
 -- name: give_up_stale
 -- After a comparison that failed: it has no keys, and ends. It is not deleted, since
 -- transactions may have given it changes, which are still sent.
 update {schema}.reexports x set stale = false
-where x.id = %(reexport)s and x.state in ('loading', 'running', 'paused') and not exists (
+where x.id = %(reexport)s and x.started_at = %(started_at)s
+    and x.state in ('loading', 'running', 'paused') and not exists (
     select from {schema}.reexport_ranges r where r.reexport_id = x.id
 )
 

@@ -314,7 +314,7 @@ def test_one_that_was_killed_while_it_compared_goes_on_and_is_not_done(shop):
     assert reexport.status(shop.database, "items").state == "loading"
     again = remove(shop, rate=90)
     assert (again.id, again.total, again.rate, again.state) == (
-        killed,
+        killed.id,
         2,
         90,
         "running",
@@ -377,6 +377,33 @@ def test_one_that_its_beginner_has_given_up_is_not_loaded_by_another_call(shop, 
     # Its change still leaves.
     given = reexport.status(shop.database, "items")
     assert (given.state, given.stale, given.ranges) == ("loading", False, 0)
+    assert count(admin, "jobs") == 0
+
+
+@pytest.mark.guarantee("X10")
+@pytest.mark.parametrize("fails", [False, True])
+def test_keys_are_not_loaded_into_another_one_that_got_the_id_after_a_failover(
+    shop, admin, fails
+):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+
+    class Lost(SqlFinder):
+        @contextmanager
+        def find(self, *given):
+            with super().find(*given) as found:
+                # The commit of this one is lost, and the next one gets its id.
+                admin.execute(
+                    "update jobs_lib.reexports set entity = 'others',"
+                    " started_at = clock_timestamp()"
+                )
+                if fails:
+                    raise ReexportError("no Kafka")
+                yield found
+
+    with pytest.raises(ReexportError, match="no Kafka" if fails else "has lost its"):
+        remove(shop, finder=Lost())
+    other = reexport.status(shop.database, "others")
+    assert (other.state, other.stale, other.ranges) == ("loading", True, 0)
     assert count(admin, "jobs") == 0
 
 
