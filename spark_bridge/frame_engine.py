@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 _WAVES = 8
-"""At the least, a wave loads this part of all keys: each one reads the whole frame and
-the whole topic."""
+"""At the least, this part of all keys is loaded ahead: each wave reads the whole frame
+and the whole topic. The first one loads it, and later ones half of it."""
 
 
 class FrameEngine:
