@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from psycopg.errors import DiskFull
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.checks import KEY_LIMIT, is_short
@@ -110,6 +113,25 @@ class Found(NamedTuple):
     """When the chunk jobs are due; None: at once."""
 
 
+@contextmanager
+def telling_full_disk(what: str) -> Iterator[None]:
+    """Turn the server's error that its disk is full into one with the way out.
+
+    Args:
+        what: what has come of it, for the error.
+
+    Raises:
+        ReexportError: the disk is full.
+    """
+    try:
+        yield
+    except DiskFull:
+        raise ReexportError(
+            f"the disk of the database is full, so {what}: make room there, and start "
+            "again. What was loaded before stays"
+        ) from None  # its context shows keys
+
+
 def load_range(
     connection: psycopg.Connection[Any],
     queries: Queries,
@@ -133,7 +155,8 @@ def load_range(
 
     Raises:
         ReexportError: there is no such range, or no such re-export any more; or
-            another loader has taken or lost the snapshot.
+            another loader has taken or lost the snapshot; or the database's disk is
+            full.
     """
     read, keys, source = read or KeyList.read, None, loading.source
     if source is None:
@@ -151,7 +174,7 @@ def load_range(
             connection.execute(queries["settle_text_forms"])
             keys = read(connection, queries, source, found.lower, found.upper)
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
-    with connection.transaction():
+    with telling_full_disk(spell_range(loading, number)), connection.transaction():
         found = lock_range(connection, queries, loading, number)
         if found is None:
             return None
@@ -175,6 +198,11 @@ def load_range(
             )
         connection.execute(queries["count_range"], this)
     return len(keys)
+
+
+def spell_range(loading: Loading, number: int) -> str:
+    """Say that a range is not loaded, for an error."""
+    return f"the range {number} of the re-export {loading.reexport} is not loaded"
 
 
 def lock_range(

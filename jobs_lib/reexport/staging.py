@@ -19,7 +19,13 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.outbox.staged import OF_FRAME
 from jobs_lib.partitioner import choose_partitions
 from jobs_lib.reexport.control import read_progress
-from jobs_lib.reexport.loading import Loading, encode_chunks, lock_range
+from jobs_lib.reexport.loading import (
+    Loading,
+    encode_chunks,
+    lock_range,
+    spell_range,
+    telling_full_disk,
+)
 from jobs_lib.reexport.run import (
     Begun,
     change_rate,
@@ -154,10 +160,11 @@ def stage_range(
         choose: chooses the partitions of many keys as a producer does.
 
     Raises:
-        ReexportError: there is no such range, or no such re-export any more.
+        ReexportError: there is no such range, or no such re-export any more; or the
+            database's disk is full.
     """
     this: dict[str, Any] = {"reexport": loading.reexport, "range": number}
-    with connection.transaction():
+    with telling_full_disk(spell_range(loading, number)), connection.transaction():
         found = lock_range(connection, queries, loading, number)
         if found is None:
             return None

@@ -38,7 +38,7 @@ from jobs_lib.reexport.control import (
     set_rate,
     watch_lag,
 )
-from jobs_lib.reexport.loading import state_chunks
+from jobs_lib.reexport.loading import state_chunks, telling_full_disk
 from jobs_lib.reexport.run import (
     CHUNK,
     check_asked,
@@ -120,7 +120,10 @@ class SqlFinder:
                 for block in read_keys(settings, topic, piece):
                     unreadable += _write_lines(block, file)
             file.seek(0)
-            with database.connect("re-export") as connection:
+            with (
+                telling_full_disk("its table and the topic cannot be compared"),
+                database.connect("re-export") as connection,
+            ):
                 found = _compare(connection, database.queries, entity, file)
         yield Stale(len(found), unreadable, found, ends)
 
@@ -289,7 +292,10 @@ def _load(
     loaded: dict[str, Any] = {"reexport": reexport, "keys": 0}
     with database.connect("re-export") as connection:
         keys = _leave_out_recent(connection, queries, settings, entity, stale)
-        with connection.transaction() as transaction:
+        with (
+            telling_full_disk("no stale key is loaded"),
+            connection.transaction() as transaction,
+        ):
             connection.execute(queries["limit_loader"])
             home, partitions = read_home(connection, queries)
             if _is_loaded(connection, queries, entity, this):

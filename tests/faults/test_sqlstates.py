@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import tempfile
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
@@ -16,6 +13,7 @@ from psycopg import sql
 
 from jobs_lib import exponential
 from tests.faults.helpers import attempts, count, effects, enqueue
+from tests.faults.small_disk import SmallDisk
 from tests.support.apps import executing
 
 STATES = ["55P03", "40P01", "40001", "57014", "25P03", "57P01", "53100", "53200"]
@@ -230,41 +228,23 @@ class Full(Refusal):
 
     def __init__(self, admin: psycopg.Connection, url: str) -> None:
         super().__init__(admin, url)
-        self.folder = Path(tempfile.mkdtemp())
-        self.ballast = self.folder / "ballast"
-        mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(self.folder)]
-        if os.geteuid() or subprocess.run(mount, check=False).returncode:
-            self.folder.rmdir()
-            pytest.skip("a small disk needs root")
-        (data,) = admin.execute("show data_directory").fetchall()[0]
-        space = self.folder / "space"
-        space.mkdir(mode=0o700)
-        os.chown(space, Path(data).stat().st_uid, Path(data).stat().st_gid)
-        self.folder.chmod(0o755)
-        admin.execute(f"create tablespace small location '{space}'")
+        self.disk = SmallDisk(admin)
         self.cut()
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("alter table effects set tablespace small")
             connection.execute("alter table jobs_lib.claims set tablespace small")
 
     def begin(self) -> None:
-        with (
-            contextlib.suppress(OSError),
-            self.ballast.open("wb", buffering=0) as ballast,
-        ):
-            while True:
-                ballast.write(b"x" * 4_096)
+        self.disk.fill()
 
     def end(self) -> None:
-        self.ballast.unlink()
+        self.disk.empty()
 
     def close(self) -> None:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("drop table effects")
             connection.execute("drop schema jobs_lib cascade")
-        self.admin.execute("drop tablespace small")
-        subprocess.run(["umount", str(self.folder)], check=True)
-        self.folder.rmdir()
+        self.disk.close()
 
 
 @pytest.mark.expects("loop.failed")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from psycopg.errors import DiskFull
 
 from jobs_lib import reexport
 from jobs_lib.errors import ReexportError, TopicError, UnavailableError
@@ -405,6 +406,24 @@ def test_keys_are_not_loaded_into_another_one_that_got_the_id_after_a_failover(
     other = reexport.status(shop.database, "others")
     assert (other.state, other.stale, other.ranges) == ("loading", True, 0)
     assert count(admin, "jobs") == 0
+
+
+@pytest.mark.guarantee("FP12")
+@pytest.mark.parametrize("where", ["_compare", "encode_stale"])
+def test_a_disk_that_is_full_is_named_and_nothing_is_loaded(
+    shop, admin, monkeypatch, where
+):
+    produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
+
+    def refuse(*_args):
+        raise DiskFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, where, refuse)
+        with pytest.raises(ReexportError, match="make room there, and start again"):
+            remove(shop)
+    assert count(admin, "jobs") == 0
+    assert remove(shop).total == 2
 
 
 class Meanwhile(SqlFinder):
