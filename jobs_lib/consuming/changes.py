@@ -104,7 +104,7 @@ def read_changes(
         for index, message in enumerate(messages):
             value = decode(message, decoder)
             key = read_key(message)
-            version = read_version(message)
+            version = read_version(message, strict=True)
             read = version, index, message, value
             known = newest.get(key)
             if known is not None and keeps_records:

@@ -28,8 +28,10 @@ _VERSION = "ce_version"
 _CAUSE = "ce_cause"
 REEXPORT = "reexport"
 """The cause of records that stand for a key of a table, and for no change of it."""
+_MOST_VERSION = 2**63 - 1
+"""The largest version: the relay writes a bigint."""
 _DIGITS = 19
-"""Digits of the largest version: the relay writes a bigint."""
+"""Its digits."""
 
 V_co = TypeVar("V_co", covariant=True, default=Any)
 K_co = TypeVar("K_co", covariant=True, default=str)
@@ -111,7 +113,10 @@ class Record(Generic[V_co, K_co]):
 
     @property
     def version(self) -> int | None:
-        """The version that the relay wrote into the headers, if there is one."""
+        """The version that the relay wrote into the headers, if there is one.
+
+        None, too, if the header is no whole number of up to 19 digits.
+        """
         if self._headers is None:
             return read_version(self._message)
         return _as_version(self._headers.get(_VERSION, "").encode())
@@ -232,11 +237,15 @@ def read_cause(message: Message) -> str | None:
     return read_header(message, _CAUSE)
 
 
-def read_version(message: Message) -> int | None:
+def read_version(message: Message, *, strict: bool = False) -> int | None:
     """Read the version, as :attr:`Record.version` is, without making a record.
 
+    Args:
+        message: Kafka's.
+        strict: whether to refuse a header that is no version, unless it is empty.
+
     Raises:
-        RecordError: the name of a header is not UTF-8.
+        RecordError: the name of a header is not UTF-8, or its value is refused.
     """
     # Each record of a read model passes here: a call less.
     try:
@@ -245,7 +254,10 @@ def read_version(message: Message) -> int | None:
         headers = hide_headers(message)
     for name, value in reversed(headers):
         if name == _VERSION:
-            return _as_version(value)
+            version = _as_version(value)
+            if version is None and value and strict:
+                raise _refuse_version(message)
+            return version
     return None
 
 
@@ -295,13 +307,22 @@ def refuse_key(message: Message, what: str) -> RecordError:
     )
 
 
+def _refuse_version(message: Message) -> RecordError:
+    return RecordError(
+        f"the record at {describe(message)} cannot be compared with others of its key: "
+        f"its header {_VERSION} is no whole number from 0 to {_MOST_VERSION}. Send the "
+        "version of the change in it, or leave the header out"
+    )
+
+
 def _list_parts(record: Record[Any, Any]) -> list[Any]:
     return [getattr(record, name) for name in Record.__match_args__]
 
 
 def _as_version(value: object) -> int | None:
     if isinstance(value, bytes) and len(value) <= _DIGITS and value.isdigit():
-        return int(value)
+        version = int(value)
+        return version if version <= _MOST_VERSION else None
     return None
 
 

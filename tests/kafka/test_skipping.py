@@ -274,6 +274,33 @@ def test_a_read_model_skips_what_it_cannot_read_map_or_write(
     assert found == [(n,) for n in (0, 1, 2, 4, 6, 8, 9)]
 
 
+@pytest.mark.guarantee("W63", "W70")
+def test_a_read_model_skips_a_version_that_is_no_number(
+    make, admin, bootstrap_servers, topic, read_offsets, read_skipped, wait_for
+):
+    admin.execute("create table rows (key text primary key, version bigint, n int)")
+    name = topic(1)
+    app = make()
+
+    @app.read_model(name, table="rows", key="key", group=f"{name}-g", on_error="skip")
+    def row(record):
+        return {"n": record.value}
+
+    for n, version in enumerate(["12", "v13", "1" * 20, str(2**63), "", "2"]):
+        headers = {"ce_version": version}
+        produce(bootstrap_servers, name, [(f"k{n // 4}", n)], headers=headers)
+    with running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 6}, timeout=60, what="all is read")
+    errors = read_skipped(name)
+    assert errors.keys() == {1, 2, 3}
+    for offset, error in errors.items():
+        assert f"{name}/0 offset {offset}" in error
+        assert "its header ce_version is no whole number" in error
+    # An older state has not taken the newer one back, and an empty one is none.
+    found = admin.execute("select key, version, n from rows order by key").fetchall()
+    assert found == [("k0", 12, 0), ("k1", 2, 5)]
+
+
 @pytest.mark.guarantee("W70")
 @pytest.mark.parametrize(
     ("lose", "restore", "told"),

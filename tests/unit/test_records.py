@@ -6,12 +6,14 @@ import copy
 import pickle
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import pytest
 
 from jobs_lib import Record, RecordError
+from jobs_lib.consuming.gate import read_derived_from
 from jobs_lib.consuming.keys import choose_reader
 from jobs_lib.consuming.record import (
     make_record,
@@ -23,6 +25,9 @@ from jobs_lib.coordination.record import Record as CoordinatedRecord
 from jobs_lib.streams.log import read_request
 from jobs_lib.testing import make_record as make_by_hand
 from tests.support.canary import VALUE
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
 
 
 class FakeMessage:
@@ -84,6 +89,35 @@ def test_the_version_and_the_cause_are_those_that_the_relay_has_written(read_all
     bare = make(FakeMessage())
     assert (bare.version, bare.cause, bare.headers) == (None, None, {})
     assert make(FakeMessage(ce_version=b"seven")).version is None
+
+
+@pytest.mark.guarantee("W63")
+@pytest.mark.parametrize(
+    "value",
+    [b"v12", b"-1", b"1.0", b"9223372036854775808", b"1" * 20, "\u0661".encode()],
+)
+def test_a_version_that_is_none_is_refused_where_versions_are_compared(value):
+    message = cast("Message", FakeMessage(ce_version=value))
+    assert read_version(message) is None
+    with pytest.raises(RecordError) as refused:
+        read_version(message, strict=True)
+    assert "orders/3 offset 41" in str(refused.value)
+    assert "its header ce_version is no whole number" in str(refused.value)
+    assert value.decode() not in str(refused.value).replace(str(2**63 - 1), "")
+
+
+@pytest.mark.parametrize(
+    ("value", "version"), [(b"0", 0), (b"007", 7), (b"9223372036854775807", 2**63 - 1)]
+)
+def test_a_version_is_a_bigint(value, version):
+    message = cast("Message", FakeMessage(ce_version=value))
+    assert read_version(message, strict=True) == version
+
+
+@pytest.mark.parametrize("value", [b"", None])
+def test_an_empty_version_is_none(value):
+    message = cast("Message", FakeMessage(ce_version=value))
+    assert read_version(message, strict=True) is None
 
 
 @pytest.mark.parametrize(
@@ -231,7 +265,10 @@ class CrashingMessage(FakeMessage):
         self.headers = lambda: headers  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("read", [read_version, read_headers, read_cause])
+@pytest.mark.parametrize(
+    "read",
+    [read_version, read_headers, read_cause, partial(read_derived_from, topic="t")],
+)
 def test_a_header_whose_name_is_no_text_is_named_however_often_it_is_read(read):
     message: Any = CrashingMessage()
     for _ in range(2):
