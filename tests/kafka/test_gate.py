@@ -544,6 +544,41 @@ def test_a_record_that_names_no_place_stops_its_partition_or_is_skipped(
     assert [fields["offset"] for _, fields in skipped] == [1]
 
 
+@pytest.mark.guarantee("FK12")
+def test_records_that_wait_and_hold_bytes_that_are_no_text_are_named_and_others_go_on(
+    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    first, derived, other = topic(1), topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    declare(app, derived, seen, [(first, other.name)], on_error="skip")
+    produce(bootstrap_servers, first, [("k", n) for n in range(10)])
+    other.commit(first, 10)
+    place, odd = f"{first}/0/1".encode(), b"\xff\xfe"
+    producer = make_producer(bootstrap_servers)
+    for n, (key, value, header, more) in enumerate(
+        [
+            (b"k", b"0", place, b""),
+            (b"k", b"1", odd, b""),
+            (odd, b"2", place, b""),
+            (b"k", odd, place, b""),
+            (b"k", b"4", place, odd),
+            (b"k", b"5", place + odd, b""),
+            (b"k", b"6", place, b""),
+        ]
+    ):
+        headers: Any = {"ce_derivedfrom": header, "more": more}
+        producer.produce(derived, value, key, headers=headers)
+        assert producer.flush(30) == 0, n
+    with running(app, "consumers"):
+        wait_for(lambda: read_seen() == [0, 4, 6], timeout=30, what="others go on")
+    rows = admin.execute("select record_offset, error from jobs_lib.skipped")
+    errors = dict(rows.fetchall())
+    assert errors.keys() == {1, 2, 3, 5}
+    assert all(f"{derived}/0 offset {at}" in errors[at] for at in errors)
+    assert "its header ce_derivedfrom is something else" in errors[1]
+    assert "its key is not UTF-8" in errors[2]
+
+
 def test_topics_that_are_not_cut_alike_are_refused_at_the_start(make, topic, seen):
     name, first = topic(2), topic(3)
     app = make()
