@@ -83,6 +83,8 @@ def test_after_each_fault_of_a_server_lag_jobs_and_outbox_come_to_nothing(
             lambda: not any(find_waiting().values()),
             timeout=120,
             what=lambda: f"all drains {since}: {find_waiting()}",
+            # Each look makes a client of Kafka.
+            every=0.2,
         )
 
     def send() -> None:

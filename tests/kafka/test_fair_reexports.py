@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,6 +41,12 @@ def warehouse(database_url, bootstrap_servers, topic):
             lambda _connection, keys: dict.fromkeys(keys, 1)
         )
     return app
+
+
+@pytest.fixture
+def wait_for(wait_for):
+    """The function that waits; each look makes a connection, or a client of Kafka."""
+    return partial(wait_for, every=0.1)
 
 
 @pytest.fixture

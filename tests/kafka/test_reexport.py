@@ -331,6 +331,8 @@ def test_the_rate_holds_in_every_window_at_the_topic(
             lambda: reexport.status(database, "items").sent >= minutes * rate,
             timeout=200,
             what="more than a window's worth is sent",
+            # It lasts for a minute, and each look makes a connection.
+            every=0.5,
         )
         reexport.cancel(database, "items")
     times = sorted(record.at for record in read_topic(bootstrap_servers, items.name))

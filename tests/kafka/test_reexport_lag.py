@@ -65,6 +65,12 @@ def shop(database_url, bootstrap_servers, topic, admin, monkeypatch):
 
 
 @pytest.fixture
+def wait_for(wait_for):
+    """The function that waits; each look makes a connection, or a client of Kafka."""
+    return partial(wait_for, every=0.1)
+
+
+@pytest.fixture
 def follower(shop, group):
     """A group that has committed the first offset of the topic."""
     found = group()

@@ -108,6 +108,8 @@ class Shop:
             look,
             timeout=90,
             what=lambda: f"all is sent: {reexport.status(self.database, 'items')}",
+            # Each look makes a connection.
+            every=0.05,
         )
         assert found is not None
         return found
@@ -145,7 +147,13 @@ class Shop:
             told = read_committed(self.servers, group, self.topic.name)
             return sum((told or {}).values()) >= wanted
 
-        wait_for(look, timeout=90, what=f"the group has read {wanted} records")
+        wait_for(
+            look,
+            timeout=90,
+            what=f"the group has read {wanted} records",
+            # Each look makes a client of Kafka.
+            every=0.1,
+        )
 
     def await_model(self) -> None:
         """Wait until the read model is equal to the table."""
