@@ -20,7 +20,7 @@ from jobs_lib.coordination.part import Part
 from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError
-from jobs_lib.kafka.places import find_places
+from jobs_lib.kafka.places import find_committed_ends
 from jobs_lib.masking import describe
 from jobs_lib.returned import refuse_lazy
 from jobs_lib.signals import handle_signals
@@ -268,7 +268,8 @@ class Consumer:
             return
         if part.position is None and self._start == "latest":
             part.retry_at = time.monotonic() + 1
-            ends = find_places(self._settings, part.shared.topic, "end")
+            # What is in an open transaction comes later, too.
+            ends = find_committed_ends(self._settings, part.shared.topic)
             part.position = ends[part.shared.partition]
             part.retry_at = 0.0
             # The next holder begins there, too, and not at a later end. And at most

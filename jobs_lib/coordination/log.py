@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Protocol, Self
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError
 
 from jobs_lib import telemetry
 from jobs_lib.coordination.log_topic import (
@@ -367,6 +367,9 @@ class Log:
         number, offset = message.partition() or 0, message.offset() or 0
         if (error := message.error()) is not None:
             place = self._places[number] if number < self.partitions else None
+            if error.code() == KafkaError._PARTITION_EOF and place is not None:
+                self._note_end(place, offset)
+                return
             raise_unless_soon_over(error, self._settings, self.topic, place)
             return
         place = self._places[number]
@@ -397,6 +400,11 @@ class Log:
             self._write_snapshot(place)
         for listener in self._listeners:
             listener.applied(number, said, outcome)
+
+    def _note_end(self, place: Place, offset: int) -> None:
+        """Note where a place ends: the end of a transaction there is no record."""
+        if offset > place.world.next_offset:
+            self._meet_gap(place, offset)
 
     def _meet_gap(self, place: Place, offset: int) -> None:
         told = (

@@ -69,7 +69,12 @@ def open_log(
     """
     partitions = check_log(settings, topic, interval)
     consumer = make_consumer(
-        settings, _GROUP, on_refused, joins=False, sees_uncommitted=True
+        settings,
+        _GROUP,
+        on_refused,
+        joins=False,
+        reports_ends=True,
+        sees_uncommitted=True,
     )
     try:
         places = [_begin(consumer, settings, topic, one) for one in range(partitions)]

@@ -218,7 +218,8 @@ def _find(
 ) -> dict[int, Found]:
     collectors = {place: Collector() for _, place in spans}
     found: dict[int, Found] = {}
-    with PartsReader(settings, spans, group) as reader:
+    # As members read: else it waits for the end of somebody's transaction.
+    with PartsReader(settings, spans, group, sees_uncommitted=True) as reader:
         for (_, place), messages in reader:
             for message in messages:
                 value = message.value()

@@ -74,7 +74,7 @@ def verify(settings: Settings, topic: str) -> list[Verified]:
         if found.as_of >= starts[one]
     }
     if spans:
-        with PartsReader(settings, spans, _GROUP) as reader:
+        with PartsReader(settings, spans, _GROUP, sees_uncommitted=True) as reader:
             for (_, place), messages in reader:
                 folds[place].add(messages)
     return [folds[one].compare() for one in sorted(folds)]

@@ -68,6 +68,7 @@ class PartsReader:
         *,
         most: int = 1_000,
         patience: float = _PATIENCE,
+        sees_uncommitted: bool = False,
     ) -> None:
         """Check the parts, and assign them.
 
@@ -79,6 +80,8 @@ class PartsReader:
             most: the most records that are fetched for one item.
             patience: seconds that may pass without progress in any partition, while
                 the reader waits for Kafka.
+            sees_uncommitted: whether it gives what transactions may still take back. It
+                waits for none of them then.
 
         Raises:
             AccessError: the brokers do not let it in.
@@ -107,7 +110,11 @@ class PartsReader:
         """Those of which Kafka has given something."""
         self._check()
         self._consumer: Consumer = make_consumer(
-            settings, group, self._refusals.append, reports_ends=True
+            settings,
+            group,
+            self._refusals.append,
+            reports_ends=True,
+            sees_uncommitted=sees_uncommitted,
         )
         try:
             self._consumer.incremental_assign([self._place(one) for one in self._open])
