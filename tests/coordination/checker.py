@@ -43,6 +43,21 @@ class Batch:
     first: int
     end: int
     claim: int
+    begun_ms: float | None = None
+    """When its handler began, by the machine's clock of elapsed time; None if it has
+    not ended."""
+    done_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """A position that a process has told, and how much it had processed then."""
+
+    partition: int
+    position: int
+    claim: int
+    done: int
+    """How many of its batches had ended."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,7 @@ class Run:
     """Whether it was killed, or cut off from Kafka, and may have lost one batch."""
     may_repeat: bool = False
     """Whether it may have read the log anew: it begins again at what it has told."""
+    told: tuple[Told, ...] = ()
 
     @property
     def who(self) -> tuple[str, str]:
@@ -73,6 +89,10 @@ class Holding:
     """The position at the claim."""
     interval_ms: int
     last_ms: int
+    claimed_ms: int
+    """The append time of the claim."""
+    kept_ms: list[int] = field(default_factory=list)
+    """The append times of the records that have kept it."""
     is_released: bool = False
     ranges: list[Range] = field(default_factory=list)
     """Those that it has claimed to process at most once."""
@@ -123,9 +143,9 @@ class _Replay:
             self._compare_worlds(offset)
             found = decode(value)
             if not isinstance(found, Unreadable):
-                self._note(offset, found[1], outcome)
+                self._note(offset, time_ms, found[1], outcome)
 
-    def _note(self, offset: int, said: Any, outcome: Outcome) -> None:
+    def _note(self, offset: int, time_ms: int, said: Any, outcome: Outcome) -> None:
         shared: Shared | None = getattr(said, "shared", None)
         if shared is None:
             return
@@ -138,7 +158,9 @@ class _Replay:
                 self._judge_takeover(offset, said, old)
             # A claim leaves the position as it is.
             position, now_ms = self._world.find(shared).position, self._world.now_ms
-            one = Holding(said.sender, offset, position, said.interval_ms, now_ms)
+            one = Holding(
+                said.sender, offset, position, said.interval_ms, now_ms, time_ms
+            )
             self._held[shared] = one
             self._history.holdings[shared].append(one)
         elif old is None or (old.sender, old.claim) != (said.sender, said.claim):
@@ -148,6 +170,7 @@ class _Replay:
             del self._held[shared]
         elif isinstance(said, (Heartbeat, ClaimingMessages)):
             old.last_ms = self._world.now_ms
+            old.kept_ms.append(time_ms)
             if isinstance(said, ClaimingMessages):
                 self._note_range(offset, shared, old, said)
 
@@ -202,7 +225,7 @@ def find_lost_claims(history: History, runs: Iterable[Run], topic: str) -> list[
         f"{run.client_id} processed {batch} without a valid claim"
         for run in runs
         for batch in run.batches
-        if history.find(run, _name(history, topic, batch), batch.claim) is None
+        if history.find(run, name_partition(history, topic, batch), batch.claim) is None
     ]
 
 
@@ -312,7 +335,7 @@ def _follow(
     ends: dict[tuple[Shared, int], int] = {}
     for run in runs:
         for batch in run.batches:
-            shared = _name(history, topic, batch)
+            shared = name_partition(history, topic, batch)
             holding = history.find(run, shared, batch.claim)
             if holding is None:
                 continue
@@ -345,7 +368,7 @@ def _list_ranges(holdings: Iterable[Holding]) -> Iterator[Range]:
     return itertools.chain.from_iterable(one.ranges for one in holdings)
 
 
-def _name(history: History, topic: str, batch: Batch) -> Shared:
+def name_partition(history: History, topic: str, batch: Batch) -> Shared:
     """Name a batch's partition; all members are of one group."""
     group = next((one.group_id for one in history.holdings), "")
     return Shared(group, topic, batch.partition)

@@ -18,6 +18,8 @@ from tests.coordination.checker import (
     replay,
 )
 from tests.coordination.journals import read_log, read_run
+from tests.coordination.overlaps import judge_times
+from tests.support.clock import set_faketime
 
 if TYPE_CHECKING:
     import random
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.coordination.log import Log
     from tests.coordination.checker import Run
+    from tests.coordination.overlaps import Clocks
     from tests.support.worker import Worker
 
 GROUP = "shop.mailer"
@@ -46,6 +49,8 @@ class Fleet:
         chance: chooses what happens.
         folder: where it stands by how much each process's time of day is wrong.
         given: what each process is given, see `tests.support.coordinated`.
+        find_env: finds the environment in which a process's time of day is that of the
+            file; Python's alone is, without it.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Fleet:
         chance: random.Random,
         folder: Path,
         given: dict[str, Any],
+        find_env: Callable[[Path], dict[str, str]] = lambda _: {},
     ) -> None:
         self.told: list[str] = []
         """What has happened, for messages."""
@@ -61,6 +67,7 @@ class Fleet:
         self._chance = chance
         self._folder = folder
         self._given = given
+        self._find_env = find_env
         self._workers: dict[str, Worker] = {}
         self._still: set[str] = set()
         self._replaced: list[tuple[str, Worker]] = []
@@ -74,9 +81,17 @@ class Fleet:
         given = {"client_id": name, "clock": str(self._folder / name)}
         module = "tests.support.coordinated"
         self._workers[name] = self._run_process(
-            "-m", module, json.dumps(self._given | given)
+            "-m",
+            module,
+            json.dumps(self._given | given),
+            env=self._find_env(self._folder / name),
         )
         self._gone.discard(name)
+
+    def shift(self) -> None:
+        """Let the time of day of all leap, each by its own."""
+        for name in self._workers:
+            self._set_clock(name)
 
     def disturb(self) -> None:
         """Let something happen to one of them."""
@@ -174,7 +189,7 @@ class Fleet:
 
     def _set_clock(self, name: str) -> None:
         shift = self._chance.randint(-_LARGEST_SHIFT, _LARGEST_SHIFT)
-        (self._folder / name).write_text(str(shift), encoding="ascii")
+        set_faketime(self._folder / name, shift)
 
 
 def find_owners(log: Log) -> dict[int, str]:
@@ -249,10 +264,15 @@ def judge(
     runs: list[Run],
     topic: str,
     ends: dict[int, int],
+    clocks: Clocks | None = None,
 ) -> list[str]:
-    """Name what is wrong about a run of members with the settings above."""
+    """Name what is wrong about a run of members with the settings above.
+
+    With clocks it is judged, too, when they have processed what.
+    """
     history = replay(read_log(servers, log))
+    late = [] if clocks is None else judge_times(history, runs, topic, clocks)
     if delivery == "at_most_once":
-        return judge_at_most_once(history, runs, topic, ends)
+        return [*late, *judge_at_most_once(history, runs, topic, ends)]
     most = count_repeats(BATCH, INTERVAL, SECONDS)
-    return judge_at_least_once(history, runs, topic, ends, most)
+    return [*late, *judge_at_least_once(history, runs, topic, ends, most)]

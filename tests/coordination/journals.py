@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.coordination.checker import Batch, Places, Run
+from tests.coordination.checker import Batch, Places, Run, Told
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from tests.support.worker import Worker
 
 _HANDLED = re.compile(r"handled (\d+) (\d+) (\d+) (\d+)")
+_DONE = re.compile(r"done (\d+) (\d+)")
+_TOLD = re.compile(r"told (\d+) (\d+) (\d+)")
 _INSTANCE = re.compile(r"instance (\w+)")
 
 
 def read_run(worker: Worker, client_id: str, **more: bool) -> Run:
     """Read what a process has written: see `tests.support.coordinated`."""
     lines = list(worker.lines)
-    found = [match for line in lines if (match := _HANDLED.fullmatch(line))]
     instance = next((m[1] for line in lines if (m := _INSTANCE.fullmatch(line))), "")
-    batches = tuple(Batch(*map(int, match.groups())) for match in found)
-    return Run(client_id, instance, batches, **more)
+    batches: list[Batch] = []
+    told: list[Told] = []
+    done = 0
+    for line in lines:
+        if match := _HANDLED.fullmatch(line):
+            batches.append(Batch(*map(int, match.groups())))
+        elif match := _DONE.fullmatch(line):
+            begun_ms, done_ms = map(int, match.groups())
+            batches[-1] = replace(batches[-1], begun_ms=begun_ms, done_ms=done_ms)
+            done = len(batches)
+        elif match := _TOLD.fullmatch(line):
+            partition, position, claim = map(int, match.groups())
+            told.append(Told(partition, position, claim, done))
+    return Run(client_id, instance, tuple(batches), told=tuple(told), **more)
 
 
 def read_log(servers: str, topic: str) -> Places:

@@ -25,11 +25,13 @@ from tests.coordination.checker import (
     History,
     Places,
     Run,
+    Told,
     count_repeats,
     judge_at_least_once,
     judge_at_most_once,
     replay,
 )
+from tests.coordination.overlaps import Clocks, judge_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -328,6 +330,65 @@ def test_a_gap_in_the_log_is_found():
     log, _ = take_over_at_most_once()
     del log.records[3]
     assert replay(log.places).faults == ["0@4 comes where 3 was next"]
+
+
+EXACT = Clocks(shift_ms=0, slack_ms=0)
+
+
+def wake_beside_a_successor(*batches: tuple[int, int]) -> list[str]:
+    """Judge the batches of one who stood still: when each began and ended.
+
+    Ann claims at 1,000,010 and is heard last at 1,000,020. Ben claims 1,001 ms later.
+    """
+    log = Written()
+    ann = log.claim(ANN)
+    log.claim(BEN, after=TAKEN)
+    found = [Batch(0, 10 * n, 10 * n + 10, ann, *at) for n, at in enumerate(batches)]
+    history = replay(log.places)
+    return judge_times(history, [Run("ann", "1", tuple(found))], "mails", EXACT)
+
+
+@pytest.mark.guarantee("I40", "M18", "I32")
+def test_a_second_batch_of_a_process_that_has_woken_is_found():
+    last, taken = 1_000_020, 1_000_020 + TAKEN
+    sure = last + INTERVAL - 1
+    # It was sure still, and stood still in the handler, or before it.
+    assert wake_beside_a_successor((last, last + 50), (sure, taken + 1)) == []
+    assert wake_beside_a_successor((last, last + 50), (taken + 5, taken + 9)) == []
+    late = [(sure + 1, sure + 40), (sure + 50, sure + 90)]
+    (fault,) = wake_beside_a_successor(*late)
+    assert "ann began 2 batches of 0 by the claim 0 more than an interval" in fault
+    (fault,) = wake_beside_a_successor((sure, taken + 1), (taken + 2, taken + 9))
+    assert "ann processed 2 batches of 0 by the claim 0 beside its successor" in fault
+
+
+def test_clocks_that_differ_a_little_let_no_right_process_seem_wrong():
+    log = Written()
+    ann = log.claim(ANN)
+    beat = 1_000_020 + INTERVAL + 100
+    log.say(Heartbeat(ANN, MAIL, ann, 10), after=INTERVAL + 100)
+    # It stood still before the first one, and was sure again when it began the second.
+    late = Batch(0, 0, 10, ann, beat - 60, beat - 10)
+    sure = Batch(0, 10, 20, ann, beat + 4, beat + 50)
+    runs = [Run("ann", "1", (late, sure))]
+    behind = Clocks(shift_ms=-9, slack_ms=20)
+    assert judge_times(replay(log.places), runs, "mails", behind) == []
+    assert judge_times(replay(log.places), runs, "mails", EXACT) == []
+
+
+@pytest.mark.guarantee("I40", "M16")
+def test_a_position_that_was_told_and_is_that_of_a_batch_long_before_is_found():
+    log, (ann, ben) = take_over_at_least_once()
+    claim = ann.batches[0].claim
+    ann = with_batches(ann, *ann.batches, Batch(0, 20, 30, claim))
+    # The end of the last batch may be noted just then.
+    right = replace(ann, told=(Told(0, 20, claim, 3),))
+    wrong = replace(ann, told=(Told(0, 10, claim, 3),))
+    assert judge_times(replay(log.places), [right, ben], "mails", EXACT) == []
+    (fault,) = judge_times(replay(log.places), [wrong, ben], "mails", EXACT)
+    assert fault == "ann tells 10 of 0, and has processed it to 20"
+    anew = replace(wrong, may_repeat=True)
+    assert judge_times(replay(log.places), [anew, ben], "mails", EXACT) == []
 
 
 def test_repeats_are_those_of_an_interval_and_of_the_batch_that_runs():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from jobs_lib.coordination.messages import Shared
+from tests.coordination.checker import find_lost_claims, replay
 from tests.coordination.fleet import (
     BATCH,
     BOTH,
@@ -19,9 +22,15 @@ from tests.coordination.fleet import (
     judge,
     read_time,
 )
+from tests.coordination.journals import read_log, read_run
+from tests.coordination.overlaps import compare_clocks, read_shift
+from tests.support.clock import faketime_by, set_faketime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.worker import Worker
 
 WAIT = 120.0
 
@@ -32,7 +41,13 @@ def disturb(
 ):
     """A function that disturbs members, and judges what they did."""
 
-    def run(delivery: str, members: int, partitions: int, seconds: float) -> None:
+    def run(
+        delivery: str,
+        members: int,
+        partitions: int,
+        seconds: float,
+        find_env: Callable[[Path], dict[str, str]] | None = None,
+    ) -> None:
         seed = random.randrange(2**32)
         print(f"seed {seed}")
         chance = random.Random(seed)
@@ -48,7 +63,8 @@ def disturb(
             "batch": BATCH,
             "seconds": SECONDS,
         }
-        fleet = Fleet(run_process, chance, tmp_path, given)
+        shift = read_shift()
+        fleet = Fleet(run_process, chance, tmp_path, given, find_env or (lambda _: {}))
         for number in range(members):
             fleet.start(f"m-{number}")
         shared = [Shared(GROUP, data, number) for number in range(partitions)]
@@ -61,6 +77,8 @@ def disturb(
             until = read_time(watching) + seconds * 1_000
             while (now := read_time(watching)) < until:
                 fleet.disturb()
+                if find_env is not None:
+                    fleet.shift()
                 rest = now + chance.uniform(0.1, 4) * INTERVAL * 1_000
                 wait_for(
                     lambda after=rest: read_time(watching) > after,
@@ -79,7 +97,13 @@ def disturb(
         )
         fleet.end()
         faults = judge(
-            bootstrap_servers, log_name, delivery, fleet.list_runs(), data, ends
+            bootstrap_servers,
+            log_name,
+            delivery,
+            fleet.list_runs(),
+            data,
+            ends,
+            compare_clocks(shift),
         )
         assert not faults, "\n".join([f"seed {seed}", *faults, fleet.describe()])
 
@@ -93,7 +117,7 @@ def test_random_faults_leave_one_holder_and_the_stated_delivery(disturb, deliver
     disturb(delivery, members=4, partitions=8, seconds=6)
 
 
-@pytest.mark.guarantee("M22", "M16", "I31", "I32")
+@pytest.mark.guarantee("M16", "M18", "I31", "I32")
 @pytest.mark.expects("loop.failed")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -101,5 +125,59 @@ def test_random_faults_leave_one_holder_and_the_stated_delivery(disturb, deliver
 def test_five_minutes_of_random_faults_leave_one_holder_and_the_stated_delivery(
     disturb, delivery
 ):
-    # With both deliveries it is five minutes.
-    disturb(delivery, members=7, partitions=24, seconds=150)
+    disturb(delivery, members=7, partitions=24, seconds=300)
+
+
+@pytest.mark.guarantee("M22", "I31")
+@pytest.mark.expects("loop.failed")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+@BOTH
+def test_wrong_clocks_that_leap_leave_one_holder_and_the_stated_delivery(
+    disturb, delivery
+):
+    disturb(delivery, members=4, partitions=8, seconds=30, find_env=faketime_by)
+
+
+@pytest.mark.guarantee("I40")
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+def test_a_member_that_judges_by_its_own_clock_is_found(
+    log_topic, topic, run_process, bootstrap_servers, wait_for, tmp_path: Path
+):
+    log, data = log_topic(1), topic(4)
+    given = {
+        "servers": bootstrap_servers,
+        "log": log,
+        "group": GROUP,
+        "topics": [data],
+        "interval": INTERVAL,
+        "judges_by_its_own_clock": True,
+    }
+
+    def start(name: str, shift: int) -> Worker:
+        set_faketime(tmp_path / name, shift)
+        return run_process(
+            "-m",
+            "tests.support.coordinated",
+            json.dumps(given | {"client_id": name}),
+            env=faketime_by(tmp_path / name),
+        )
+
+    def find_faults() -> list[str]:
+        runs = [read_run(right, "right"), read_run(wrong, "wrong")]
+        return find_lost_claims(replay(read_log(bootstrap_servers, log)), runs, data)
+
+    with Feed(bootstrap_servers, data, 4, random.Random(1)):
+        right = start("right", 0)
+        right.wait_for_line("handled", timeout=WAIT)
+        # To this one, the other has been silent for an hour.
+        wrong = start("wrong", 3_600)
+        faults = wait_for(
+            find_faults,
+            timeout=WAIT,
+            every=1.0,
+            what=lambda: f"it is found\n{right.output}\n{wrong.output}",
+        )
+    assert all("wrong processed Batch" in one for one in faults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support.waiting import wait_for
@@ -70,14 +71,46 @@ class FakeClock:
 
 def faketime(seconds: int) -> dict[str, str]:
     """The environment in which the clock of a process is wrong by some seconds."""
+    return {
+        "LD_PRELOAD": _find_faketime(),
+        "FAKETIME": f"{seconds:+}s",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def faketime_by(file: Path) -> dict[str, str]:
+    """The environment in which a file says how wrong the clock of a process is.
+
+    Write it with `set_faketime`. The process reads it once a second. Clocks of elapsed
+    time stay right, and so do the times of files, which Python compares, and the clock
+    of Kafka's client: see `tests/support/faketime`.
+    """
+    here = Path(__file__).parent
+    return {
+        "LD_PRELOAD": _find_faketime(),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_CACHE_DURATION": "1",
+        # By version it is the one or the other.
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+        "PYTHONPATH": f"{here / 'faketime'}:{here.parents[1]}",
+    }
+
+
+def set_faketime(file: Path, seconds: int) -> None:
+    """Write by how many seconds a clock is wrong. Nobody reads half of it."""
+    new = file.with_suffix(".new")
+    new.write_text(f"{seconds:+}\n", encoding="ascii")
+    new.replace(file)
+
+
+def _find_faketime() -> str:
+    """Find the library that a process is to load."""
     shown = subprocess.run(
-        ["faketime", "-m", "-f", f"{seconds:+}s", "printenv", "LD_PRELOAD"],
+        ["faketime", "-m", "-f", "+0s", "printenv", "LD_PRELOAD"],
         check=True,
         capture_output=True,
         text=True,
     )
-    return {
-        "LD_PRELOAD": shown.stdout.strip(),
-        "FAKETIME": f"{seconds:+}s",
-        "DONT_FAKE_MONOTONIC": "1",
-    }
+    return shown.stdout.strip()
