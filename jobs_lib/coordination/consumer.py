@@ -17,6 +17,7 @@ from jobs_lib.backoff import Retry
 from jobs_lib.coordination.intake import Intake, report_lost
 from jobs_lib.coordination.member import BEATS, Member
 from jobs_lib.coordination.part import Part
+from jobs_lib.coordination.patience import PIECE
 from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError
@@ -137,7 +138,10 @@ class Consumer:
         restore = handle_signals(signals, lambda _: self._ended.set())
         try:
             self.start()
-            self._ended.wait()
+            # The system may hand a signal to another thread, as when the process was
+            # stopped before. Python handles it once this one looks.
+            while not self._ended.wait(PIECE):
+                pass
         finally:
             self.stop()
             restore()

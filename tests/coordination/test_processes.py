@@ -241,6 +241,16 @@ def handle_at_most_once(log_topic, topic, consume, wait_for, servers, step, by):
     assert len(missing) <= 10
 
 
+def test_a_process_ends_whichever_of_its_threads_gets_the_signal(
+    log_topic, topic, consume, bootstrap_servers
+):
+    log, data = log_topic(1), topic(1)
+    publish(bootstrap_servers, data, 1, 1)
+    worker = consume(log, data, "a", at={"handling": 1}, by="end")
+    worker.wait_for_line("at handling", timeout=WAIT)
+    assert worker.wait(timeout=15) == 0, worker.output
+
+
 @pytest.mark.guarantee("M15")
 @pytest.mark.parametrize("batch", [1, 7])
 def test_at_most_once_a_kill_loses_one_batch_at_most(
