@@ -241,6 +241,28 @@ def handle_at_most_once(log_topic, topic, consume, wait_for, servers, step, by):
     assert len(missing) <= 10
 
 
+@pytest.mark.guarantee("M17")
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_process_that_stalls_before_its_first_heartbeat_gets_nothing(
+    log_topic, topic, consume, wait_for, bootstrap_servers, delivery
+):
+    log, data = log_topic(1), topic(1)
+    publish(bootstrap_servers, data, 20, 1)
+    more = {"delivery": delivery, "batch": 10}
+    first = consume(log, data, "a", at={"claimed": 1}, by="stop", **more)
+    first.wait_for_line("at claimed", timeout=WAIT)
+    second = consume(log, data, "b", **more)
+    second.wait_for_line(r"handled 0 10 20", timeout=WAIT)
+    first.resume()
+    # It goes on as a member that holds nothing, until the other one ends.
+    second.signal(15)
+    assert second.wait(timeout=WAIT) == 0, second.output
+    publish(bootstrap_servers, data, 5, 1)
+    first.wait_for_line(r"handled 0 20 \d+", timeout=WAIT)
+    wait_for(lambda: len(count_handled(first, second)) == 25, timeout=WAIT)
+    assert set(count_handled(first, second).values()) == {1}
+
+
 def test_a_process_ends_whichever_of_its_threads_gets_the_signal(
     log_topic, topic, consume, bootstrap_servers
 ):
