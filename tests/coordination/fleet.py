@@ -103,7 +103,11 @@ class Fleet:
         elif self._is_at_risk():
             self._set_clock(name)
         else:
-            acts = ["kill", "kill and start", "stall", "stall", "end", "shift"]
+            acts = ["kill", "kill and start", "end", "shift"]
+            # One that stands still while it starts gets no answer in time, and ends
+            # with that error.
+            if self._has_begun(name):
+                acts += ["stall", "stall"]
             self._do(self._chance.choice(acts), name)
 
     def restore(self) -> None:
@@ -182,6 +186,9 @@ class Fleet:
     def _note(self, name: str, *, may_lose: bool) -> None:
         self._ended.append(read_run(self._workers.pop(name), name, may_lose=may_lose))
         self._gone.add(name)
+
+    def _has_begun(self, name: str) -> bool:
+        return any(one.startswith("taken") for one in list(self._workers[name].lines))
 
     def _is_at_risk(self) -> bool:
         """Whether too few are at work: time must pass in the log."""
