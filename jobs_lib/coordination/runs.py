@@ -39,6 +39,8 @@ class Runs:
         """Until when a later run waits for an answer; None once it has had its own."""
         self._answered: set[str] = set()
         """Earlier runs that are at work."""
+        self._missed: set[str] = set()
+        """Later runs that were answered too late."""
         self._ousted: set[str] = set()
         """Runs from which this one has taken a partition."""
         self._is_replaced = False
@@ -87,10 +89,13 @@ class Runs:
         """
         if self._is_replaced:
             return Verdict.IS_REPLACED
-        # A run that has lost a partition to this one ends, whatever it has answered.
-        if not self._answered - self._ousted:
+        # A run that has lost a partition to this one ends, whatever was answered.
+        if not (self._answered | self._missed) - self._ousted:
             return Verdict.GO_ON
-        return Verdict.WAIT if is_claiming else Verdict.IS_REFUSED
+        if is_claiming:
+            return Verdict.WAIT
+        is_refused = bool(self._answered - self._ousted)
+        return Verdict.IS_REFUSED if is_refused else Verdict.IS_REPLACED
 
     def _note_own(self, now_ms: int, interval_ms: int | None) -> None:
         if self._until_ms is None:
@@ -99,6 +104,6 @@ class Runs:
             return
         for instance_id, until_ms in self._later.items():
             if until_ms is not None:
-                # Too late: that run goes on.
-                self._is_replaced = self._is_replaced or now_ms >= until_ms
+                if now_ms >= until_ms:
+                    self._missed.add(instance_id)
                 self._later[instance_id] = None

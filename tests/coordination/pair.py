@@ -1,8 +1,9 @@
 """A small system of two runs of one client, which run `runs.py`, as states and steps.
 
-The earlier run has begun and may hold a partition. It may stand still at any step, and
-so may the later one, which is begun at any time. There are two places of the log: the
-client's home, and that of the partition. Nobody knows the order of their records.
+The earlier run has begun and may hold a partition, or has lost it by now. It may stand
+still at any step, and so may the later one, which is begun at any time. There are two
+places of the log: the client's home, and that of the partition. Nobody knows the order
+of their records.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ class Pair:
     home: int = 4
     """How many records there are."""
     part: int = 4
+    holder: int = 0
+    """Who holds the partition at first."""
     _known: dict[object, tuple[Verdict, bool, bool]] = field(default_factory=dict)
 
     def begin(self) -> State:
-        """The earlier run has begun, and holds the partition."""
+        """The earlier run has begun, and somebody holds the partition."""
         first = Record(0, BEGIN, 0)
-        claim = Record(0, CLAIM, 0)
+        claim = Record(self.holder, CLAIM, 0)
         return State(0, (first,), (claim,), (Run(AT_WORK, 1, 1), Run(NOT_BEGUN, 0, 0)))
 
     def is_done(self, state: State) -> bool:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from jobs_lib.coordination.runs import Runs, Verdict
-from tests.coordination.pair import Pair
+from tests.coordination.pair import ANOTHER, Pair
 from tests.coordination.search import search
 
 INTERVAL_MS = 1_000
@@ -94,6 +94,18 @@ def test_a_run_that_loses_a_partition_to_a_later_one_ends_and_that_one_goes_on()
     assert (judge(earlier), judge(later)) == (Verdict.IS_REPLACED, Verdict.GO_ON)
 
 
+def test_a_run_that_woke_and_took_what_the_later_one_held_goes_on():
+    earlier, later = begin("earlier"), begin("later", 7_000)
+    earlier.note_probe("later", 7_000, INTERVAL_MS)
+    # Both have stood still, and the later one's partition was not fresh any more.
+    for runs in (earlier, later):
+        runs.note_probe("earlier", 9_000, None)
+    assert earlier.judge(is_claiming=True) is Verdict.WAIT
+    for runs in (earlier, later):
+        runs.note_claim("earlier", "later")
+    assert (judge(earlier), judge(later)) == (Verdict.GO_ON, Verdict.IS_REPLACED)
+
+
 def test_a_log_that_is_read_anew_answers_nobody_again():
     runs = begin()
     runs.note_probe("later", 6_000, INTERVAL_MS)
@@ -118,9 +130,8 @@ class NeverReplaced(Runs):
     """A run that answers too late goes on."""
 
     def _note_own(self, now_ms: int, interval_ms: int | None) -> None:
-        before = self._is_replaced
         super()._note_own(now_ms, interval_ms)
-        self._is_replaced = before
+        self._missed.clear()
 
 
 class NeverWaits(Runs):
@@ -154,6 +165,27 @@ def test_one_of_two_runs_goes_on_also_if_another_client_takes_the_partition():
     assert found.broken is None, str(found)
     assert found.states > 400_000
     assert found.steps.keys() == STEPS
+
+
+class AlwaysReplaced(Runs):
+    """A run that answers too late ends, whatever it has claimed."""
+
+    def judge(self, *, is_claiming: bool) -> Verdict:
+        verdict = super().judge(is_claiming=is_claiming)
+        return Verdict.IS_REPLACED if self._missed else verdict
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.guarantee("M11", "FK18", "I40")
+@pytest.mark.parametrize(
+    ("rules", "broken"), [(Runs, None), (AlwaysReplaced, "both runs have ended")]
+)
+def test_one_of_two_runs_goes_on_also_if_the_earlier_one_has_lost_all(rules, broken):
+    pair = Pair(rules=rules, time=4, home=3, part=3, holder=ANOTHER)
+    found = search(pair, crashes=frozenset(), most=3_000_000)
+    assert found.broken == broken, str(found)
+    assert found.states > 1_000_000
 
 
 @pytest.mark.parametrize("rules", WRONG, ids=lambda rules: rules.__name__)
