@@ -11,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Literal
 
+import pydantic
 import pytest
 from pydantic import BaseModel, Field
 
@@ -234,6 +235,9 @@ def test_a_type_that_can_never_fit_its_schema_is_refused_at_declaration(app):
         app.topic(f"people-{n}", value=value, schema=schema)
 
 
+@pytest.mark.skipif(
+    pydantic.VERSION.startswith("2.9."), reason="this pydantic wants all names at once"
+)
 def test_a_type_may_name_one_that_is_defined_later(app, monkeypatch):
     @dataclass
     class Pair:
