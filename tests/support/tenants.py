@@ -84,7 +84,8 @@ class Stage:
             *("--port", str(self._ports["api"])),
         )
         wait_for(
-            lambda: any("startup complete" in line for line in worker.errors),
+            # It says so once it listens, and "startup complete" before that.
+            lambda: any("Uvicorn running on" in line for line in worker.errors),
             timeout=60,
             what=lambda: f"the API has started\n{worker.output}",
         )
