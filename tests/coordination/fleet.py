@@ -175,12 +175,16 @@ class Fleet:
         """Note a process that ends in order."""
         worker = self._workers[name]
         code = worker.wait()
-        # One that it has replaced may have woken right after it had begun.
+        # One that it has replaced may have woken right after it had begun, or together
+        # with it, and have taken what it had let go stale.
         is_second = name in {one for one, _ in self._replaced}
         self._note(name, may_lose=is_second)
         # The signal may come before it has begun.
         was_early = code == -SIGTERM and not self._ended[-1].batches
-        was_refused = is_second and "is at work in the group" in worker.output
+        was_refused = is_second and (
+            "is at work in the group" in worker.output
+            or "has taken its partitions over" in worker.output
+        )
         assert code == 0 or was_early or was_refused, worker.output
 
     def _note(self, name: str, *, may_lose: bool) -> None:
