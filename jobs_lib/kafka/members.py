@@ -34,7 +34,9 @@ _SCRIPT = Path(__file__).with_name("members_process.py")
 _STARTS = 3
 """How often the process is started for one question."""
 _SPARE_SECONDS = 5.0
-"""How long the process may take beside the time for the answer: it has to start."""
+"""How long the process may take beside the time for the answer."""
+_START_SECONDS = 15.0
+"""How long it may take to start: the machine may be busy with all that starts."""
 _CHUNK = 65_536
 _logger = logging.getLogger("jobs_lib.kafka")
 
@@ -175,19 +177,28 @@ class MembersClient:
             if self._is_closed or (how and time.monotonic() >= until):
                 break
             line = json.dumps(question | {"timeout": left}).encode() + b"\n"
-            answer = self._exchange(line, left + _SPARE_SECONDS)
+            spare = _SPARE_SECONDS + (0 if self._is_running() else _START_SECONDS)
+            try:
+                answer = self._exchange(line, left + spare)
+            except TimeoutError:
+                self._end()
+                how = f"has said nothing for {left + spare:.0f} s"
+                continue
             if answer is not None:
                 found: dict[str, Any] = json.loads(answer)
                 return found
             how = self._end()
         raise no_answer(
             settings,
-            "the process that asks for the members of groups "
-            + (f"has ended, {how}" if how else "is closed"),
+            f"the process that asks for the members of groups {how or 'is closed'}",
         )
 
     def _exchange(self, line: bytes, timeout: float) -> bytes | None:
-        """Send a question and read the answer; None if the process has ended."""
+        """Send a question and read the answer; None if the process has ended.
+
+        Raises:
+            TimeoutError: there is none in time.
+        """
         until = time.monotonic() + timeout
         process = self._start()
         assert process.stdin is not None
@@ -204,12 +215,15 @@ class MembersClient:
         while not answer.endswith(b"\n"):
             left = max(0.0, until - time.monotonic())
             if not poll.poll(left * 1_000):
-                return None
+                raise TimeoutError
             chunk = os.read(process.stdout.fileno(), _CHUNK)
             if not chunk:
                 return None
             answer += chunk
         return bytes(answer)
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
@@ -242,7 +256,8 @@ class MembersClient:
             except OSError:
                 # A question that it has not read cannot be flushed any more.
                 continue
-        return f"by signal {-status}" if status < 0 else f"with status {status}"
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return f"has ended, {how}"
 
 
 # Services ask at their start, and then need no other process.

@@ -89,10 +89,19 @@ def test_a_process_that_dies_each_time_is_started_three_times_for_a_question(
 
 def test_a_process_that_hangs_is_ended_in_time(replace, monkeypatch, count_starts):
     monkeypatch.setattr(module, "_SPARE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_START_SECONDS", 0.0)
     client = replace("time.sleep(600)")
-    with pytest.raises(UnavailableError, match="by signal 9"):
-        client.describe(SETTINGS, ["g"], 0.5)
+    with pytest.raises(UnavailableError, match="has said nothing for 0 s"):
+        client.describe(SETTINGS, ["g"], 0.4)
     assert client._process is None
+
+
+def test_a_process_may_take_long_to_start_and_is_quick_then(replace, monkeypatch):
+    monkeypatch.setattr(module, "_SPARE_SECONDS", 0.0)
+    client = replace(f"time.sleep(0.5); answer({{'g': {FOUND}}})")
+    assert client.describe(SETTINGS, ["g"], 0.1)["g"].state == "STABLE"
+    with pytest.raises(UnavailableError, match="has said nothing for 0 s"):
+        client.describe(SETTINGS, ["g"], 0.1)
 
 
 def test_a_process_with_thousands_of_descriptors_asks_as_well(replace):
