@@ -192,8 +192,9 @@ class Offsets:
     ) -> Iterator[None]:
         """Do what the block does, move the offset, and commit: all in one round trip.
 
-        No application's code may run in it, which could end the transaction. While the
-        server works, ``meanwhile`` is called, which must not raise.
+        No application's code may run in it, which could end the transaction; nor may
+        `connection.transaction` be called, which commits what was sent before. While
+        the server works, ``meanwhile`` is called, which must not raise.
 
         Args:
             connection: without a transaction.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import PipelineStatus
 
 from jobs_lib.consuming.arrays import write_array
 from jobs_lib.errors import ConfigurationError, RecordError
@@ -25,6 +26,9 @@ of a change's other fields."""
 class TableStatements:
     """A table that one read model writes.
 
+    Several threads write blocks. One may move the table, or want its types anew, amid
+    the block of another one, which goes on with what it has learnt.
+
     Args:
         name: ``table`` or ``schema.table``, as readers know it.
         key: the column for the records' key.
@@ -36,14 +40,17 @@ class TableStatements:
         self.key = key
         self._plain = sql.Identifier(*name.split("."))
         self._queries = queries
+        self._types: dict[str, str] = {}
+        """The type of each column."""
         self._stand_at(name)
 
     def _stand_at(self, place: str) -> None:
         self.place = place
         """The name that it has now."""
         self._table = sql.Identifier(*place.split("."))
-        self._types: dict[str, str] = {}
-        """The type of each column."""
+        self._is_known = False
+        """Whether the types are those that the table has now."""
+        # The last: none of these statements has the name before.
         self._statements: dict[tuple[str, tuple[str, ...]], sql.SQL] = {}
 
     @property
@@ -52,7 +59,10 @@ class TableStatements:
         return self._plain.as_string()
 
     def move(self, place: str) -> None:
-        """Give the table the name that it has now; no block may be under way."""
+        """Give the table the name that it has now.
+
+        A block that is under way is one of a partition that this process has lost.
+        """
         if place != self.place:
             self._stand_at(place)
 
@@ -66,18 +76,20 @@ class TableStatements:
                 is at fault, so none may be skipped.
         """
         wanted = {self.key, *columns}
-        if wanted <= self._types.keys():
+        if self._is_known and wanted <= self._types.keys():
             return
-        name = self._table.as_string(connection)
+        place, name = self.place, self._table.as_string(connection)
         with connection.transaction():
             rows = connection.execute(
                 self._queries()["read_column_types"], {"table": name}
             ).fetchall()
-        self._statements.clear()
-        self._types = dict(rows)
-        if not self._types:
+        types = dict(rows)
+        if not types:
             raise ConfigurationError(f"there is no table {self.place}: create it")
-        if missing := sorted(wanted - self._types.keys()):
+        self._types, self._statements = types, {}
+        # It may have been moved meanwhile.
+        self._is_known = place == self.place
+        if missing := sorted(wanted - types.keys()):
             raise ConfigurationError(
                 f"the table {self.place} lacks {', '.join(missing)}: add the column, "
                 "or leave it out of the function's result"
@@ -89,7 +101,9 @@ class TableStatements:
         Raises:
             ConfigurationError: there is no such column.
         """
-        self.learn_types(connection, {self.key})
+        # A block has learnt it before. To ask amid its statements would commit those.
+        if connection.info.pipeline_status is PipelineStatus.OFF:
+            self.learn_types(connection, {self.key})
         return self._types[self.key]
 
     def digest_rows(
@@ -109,7 +123,7 @@ class TableStatements:
 
     def forget_types(self) -> None:
         """Ask for the types again: the table may have changed."""
-        self._types = {}
+        self._is_known = False
 
     def explain(self, error: BaseException) -> BaseException:
         """Return what is to be said of an error: the server's text repeats the row."""
@@ -138,11 +152,12 @@ class TableStatements:
             reads: whether the columns are read, and not among the values.
         """
         known = template, tuple(columns)
-        if known not in self._statements:
+        statements = self._statements
+        if known not in statements:
             composed = self._compose(template, columns, others, reads)
             # To join its hundred parts takes as long as all else for a single record.
-            self._statements[known] = sql.SQL(cast("Any", composed.as_string()))
-        return self._statements[known]
+            statements[known] = sql.SQL(cast("Any", composed.as_string()))
+        return statements[known]
 
     def compose_plain(
         self, connection: psycopg.Connection[Any], template: str

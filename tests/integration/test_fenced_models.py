@@ -67,9 +67,12 @@ def make_block(*values: int) -> list[Message]:
     return [*records, end]
 
 
-def write(connection, offsets, model, block, *, epoch: int = 1) -> None:
+def write(
+    connection, offsets, model, block, *, epoch: int = 1, meanwhile=lambda: None
+) -> None:
     changes = model.read(block)
     model.learn_types(connection, changes)
+    meanwhile()
     progress = Progress(PARTITION, epoch, None)
     with offsets.advancing(connection, progress, len(block), NOW, lambda: None):
         model.write(connection, changes, None)
@@ -119,6 +122,43 @@ def test_a_process_writes_neither_once_its_resynchronisation_has_ended(
     admin.execute("delete from jobs_lib.resyncs")
     admin.execute(begin, ("g",))
     write(connection, again, model, make_block(1, 2, 3))
+    assert read(admin) == [("k1", 2), ("k2", 3), ("k0",), (3 + 1,)]
+
+
+def take_elsewhere(model) -> None:
+    """As another thread does that takes a partition behind a switch."""
+    for place in ("elsewhere", "model"):
+        model.place({"model": place})
+
+
+def fail_elsewhere(model) -> None:
+    """As another thread does whose block the table has refused."""
+    model.explain(psycopg.errors.UndefinedColumn())
+
+
+@pytest.mark.guarantee("W76")
+@pytest.mark.parametrize("disturb", [take_elsewhere, fail_elsewhere])
+def test_what_other_threads_learn_of_the_table_tears_no_block(
+    connection, offsets, model, admin, monkeypatch, disturb
+):
+    model = model.make_anew()
+    note_shown = model.note_shown
+
+    def note(*given) -> None:
+        disturb(model)
+        note_shown(*given)
+
+    monkeypatch.setattr(model, "note_shown", note)
+    with pytest.raises(FencedError):
+        write(connection, offsets, model, make_block(1, 2, 3), epoch=2)
+    assert read(admin) == [(None,)]
+    write(
+        connection,
+        offsets,
+        model,
+        make_block(1, 2, 3),
+        meanwhile=lambda: disturb(model),
+    )
     assert read(admin) == [("k1", 2), ("k2", 3), ("k0",), (3 + 1,)]
 
 
