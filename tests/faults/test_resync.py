@@ -182,6 +182,8 @@ def test_several_commands_share_the_partitions_and_one_ends_the_work(
     ]
 
 
+# A block at the gate may outlast the hand-over of its partition, and is refused then.
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("W66")
 def test_one_command_starts_processes_that_share_the_partitions(
     start, filled, admin, read_owned, tmp_path, wait_for

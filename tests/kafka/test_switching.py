@@ -806,7 +806,9 @@ def test_a_version_is_dropped_once_nobody_keeps_it(
 ):
     both, second = declare(1, 2), declare(2)
     with running(both, "consumers"):
-        wait_for(lambda: is_filled(read, "state_v2_rm"), timeout=60, what="it is full")
+        # The old one must have nothing left to tell, which is another refusal.
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
         with pytest.raises(OperatingError, match="readers see version 1 of state_rm"):
             drop_version(second, "state_rm", 1)
         switch(both, "state_rm", 2)
