@@ -226,8 +226,8 @@ class MembersClient:
         return self._process is not None and self._process.poll() is None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is not None:
-            # Nobody has asked for a while.
+        if not self._is_running():
+            # Nobody has asked for a while, or not yet.
             self._end()
         if self._process is None:
             path = os.pathsep.join(filter(None, sys.path))
