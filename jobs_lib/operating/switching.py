@@ -412,6 +412,11 @@ def _refuse_dependents(
         )
 
 
+def _name_both(old: _Version, new: _Version) -> dict[str, str]:
+    """How statements about a version and the one before it name them."""
+    return {"before": old.group, "group": new.group, "topic": new.topic}
+
+
 def _refuse_skipped(
     connection: psycopg.Connection[Any],
     database: Database,
@@ -420,7 +425,7 @@ def _refuse_skipped(
     new: _Version,
 ) -> None:
     """Refuse a version that lacks what the current one has."""
-    names = {"before": old.group, "group": new.group, "topic": new.topic}
+    names = _name_both(old, new)
     row = connection.execute(database.queries["find_skipped_alone"], names).fetchone()
     if row is None:
         return
@@ -443,9 +448,7 @@ def _count_behind(
     row = connection.execute(
         database.queries["find_behind"],
         {
-            "before": old.group,
-            "group": new.group,
-            "topic": new.topic,
+            **_name_both(old, new),
             "partitions": [one.partition for one in reached],
             "stored": [one.stored for one in reached],
             "reached": [one.end for one in reached],
@@ -541,7 +544,7 @@ def _make_current(
     old: _Version,
     new: _Version,
 ) -> None:
-    names = {"before": old.group, "group": new.group, "topic": new.topic}
+    names = _name_both(old, new)
     model = {"model": table, "version": new.number}
     connection.execute(
         database.queries["begin_effects"],
