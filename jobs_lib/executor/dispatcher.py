@@ -287,6 +287,7 @@ class Dispatcher:
         # The claim sees all rows that the jump has seen.
         batches = [b for b in (settle, slots, *polls, opened, jump, claim) if b]
         if not batches:
+            settle.read()
             self._sleep()
             return
         answers, failure = round_trip.exchange(
@@ -295,7 +296,8 @@ class Dispatcher:
         # Batches after a failed one are not sent, and have no answer.
         for batch, answer in zip(batches, answers, strict=False):
             batch.answer = answer
-        # The claim first: it may have passed over jobs of lanes that ended since.
+        # The claim first: it may have passed over jobs of lanes that ended since. No lane
+        # ends before, or nothing would lead to these jobs.
         for batch in (claim, jump, settle, slots, *polls, opened):
             batch.read()
         self._tell_others()
@@ -317,7 +319,7 @@ class Dispatcher:
         settle.then = self._settled
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
-            self._settled()
+            settle.answer = []
         if settle or also_claims:
             settle.questions += self._settler.end_claims()
         return settle

@@ -48,7 +48,8 @@ class Lane:
     jobs: deque[ClaimedJob] = field(default_factory=deque)
     """The jobs of a group that have not started yet."""
     last: int = 0
-    """The id of the last job that the claim took of the group."""
+    """The id behind which the group goes on; 0 means from its floor on, see
+    :class:`~jobs_lib.executor.claiming.group_starts.GroupStarts`."""
     late: int = 0
     """A job of the group that came late, with an id below this lane's last one."""
     after: int | None = None

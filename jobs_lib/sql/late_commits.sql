@@ -36,16 +36,15 @@ where not exists (select from unnest(%(flying)s::bigint[]) as f(id) where f.id =
         order by j."group" desc, j.id desc limit 1
     ) is null
         -- Or a failed one gives way to it: see `yields`. It is the first one after that
-        -- of the same type, so the two are hardly ever apart.
+        -- of the same type, so each row between the two is walked over for it alone.
         or s.type = any (%(last_types)s::text[]) and exists (
             select from (
-                select j.type, j.state, j.attempt from {schema}.jobs j
+                select j.state, j.attempt from {schema}.jobs j
                 where j.origin = s.origin and (j."group", j.id) < (s."group", s.id)
-                    and j."group" >= s."group"
+                    and j."group" >= s."group" and j.type = s.type
                 order by j."group" desc, j.id desc limit 1
             ) before
             where before.state = 'scheduled' and before.attempt > 0
-                and before.type = s.type
         )
         else true end
 union all

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from jobs_lib import Discard
 from jobs_lib.executor.claiming.cursor import Cursor
 from jobs_lib.executor.claiming.group_starts import GroupStarts
 from jobs_lib.executor.claiming.in_flight import InFlight
@@ -32,8 +33,10 @@ def test_a_job_that_is_committed_behind_the_cursor_runs(scene, group, commits):
     assert run(pod) == ([late] if commits else [])
 
 
-def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene):
+@pytest.mark.parametrize("between", [False, True], ids=["next", "behind another"])
+def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene, between):
     failed = scene.enqueue(type_="last", group="g", ordered=False)
+    others = [scene.enqueue(group="g", ordered=False)] if between else []
     slow = scene.begin()
     late = scene.enqueue(slow, "last", "g", ordered=False)
     early = scene.enqueue(ordered=False)
@@ -45,8 +48,25 @@ def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene):
     assert late < early == pod.claimer.cursors[ORIGIN].at
     assert run(pod) == []
     slow.commit()
-    assert run(pod) == [late]
+    assert run(pod, 6) == [*others, late]
     assert scene.ends(failed) == ["superseded"]
+
+
+def test_a_late_job_runs_if_nothing_is_left_behind_a_discarded_one(
+    scene, monkeypatch
+):
+    pod = scene.pod(ORIGIN)
+    slow = scene.begin()
+    late = scene.enqueue(slow, group="g", ordered=False)
+    scene.enqueue(group="g", ordered=False)
+    pod.rounds()
+    pod.finish(pod.start(), Discard("it cannot be done"))
+    pod.round()
+    # The next claim asks for both: the group behind the discarded job, and this one.
+    monkeypatch.setattr(pod.dispatcher._poller._late_commits, "is_due", lambda: False)
+    slow.commit()
+    pod.claimer.take_late({late: ORIGIN})
+    assert run(pod) == [late]
 
 
 def test_a_job_of_lower_id_waits_while_the_lane_of_its_group_is_in_flight(scene):

@@ -122,12 +122,16 @@ class NextGroups:
         key = row.origin, str(row.group)
         lane = self._in_flight.lanes.get(key)
         if row.kind == PASSED:
+            flying = row.id in self._in_flight.jobs
             if lane:
-                flying = row.id in self._in_flight.jobs
                 # A lane of this same claim has read what there is behind its rows.
                 lane.more |= not (flying and lane.seq == seq)
                 if row.id < lane.last and not flying:
                     lane.late = row.id
+            elif not flying:
+                # The claim asked for the group by name, and found nothing to run behind
+                # that id. This row may lie before it.
+                self._in_flight.late[row.id] = row.origin
         elif row.kind == ENDS:
             if lane:
                 lane.more = True
