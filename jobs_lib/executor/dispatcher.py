@@ -177,16 +177,12 @@ class Dispatcher:
         """Note a hint of something new in an origin."""
         self._commands.add(lambda: self._claimer.windows.hint(origin))
 
-    def follow(self, groups: Sequence[tuple[str, str, bool]]) -> None:
-        """Go on with groups that another section has passed on.
-
-        Args:
-            groups: origin, group, and whether its next job is of this section.
-        """
+    def follow(self, groups: Sequence[tuple[str, str]]) -> None:
+        """Go on with groups that another section has passed on, by their origins."""
 
         def follow() -> None:
-            for origin, group, at_once in groups:
-                self._claimer.follow(origin, group, at_once=at_once)
+            for origin, group in groups:
+                self._claimer.follow(origin, group)
 
         self._commands.add(follow)
 

@@ -284,7 +284,7 @@ class Executor:
             if dispatcher.section == sender.section:
                 continue
             concerned = [
-                (origin, group, type_ is not None)
+                (origin, group)
                 for origin, group, type_ in groups
                 if type_ is None or type_ in dispatcher.section.types
             ]

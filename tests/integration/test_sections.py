@@ -98,12 +98,12 @@ def test_a_section_reports_a_group_to_the_section_that_has_its_next_job(sides, a
     booking.end(admin)
     assert booking.claim() == []
     assert ("g", "send") in booking.take_shared()
-    sending.claimer.follow(ORIGIN, "g", at_once=True)
+    sending.claimer.follow(ORIGIN, "g")
     assert sending.claim() == [second]
     sending.end(admin)
     assert sending.claim() == []
     assert ("g", "book") in sending.take_shared()
-    booking.claimer.follow(ORIGIN, "g", at_once=True)
+    booking.claimer.follow(ORIGIN, "g")
     assert booking.claim() == [third]
 
 
@@ -115,11 +115,28 @@ def test_a_section_reports_a_job_behind_anothers_head_when_that_head_ends(sides,
     (second,) = enqueue(book)
     assert booking.claim(looks=True) == []
     assert ("g", None) in booking.take_shared()
-    sending.claimer.follow(ORIGIN, "g", at_once=False)
+    sending.claimer.follow(ORIGIN, "g")
     sending.end(admin)
     assert sending.claim() == []
     assert ("g", "book") in sending.take_shared()
-    booking.claimer.follow(ORIGIN, "g", at_once=True)
+    booking.claimer.follow(ORIGIN, "g")
+    assert booking.claim() == [second]
+
+
+@pytest.mark.guarantee("S10")
+def test_a_job_behind_anothers_head_is_found_if_that_head_has_ended_since(sides, admin):
+    booking, sending, enqueue, (book, send) = sides
+    (first,) = enqueue(send)
+    assert sending.claim(looks=True) == [first]
+    (second,) = enqueue(book)
+    assert booking.claim(looks=True) == []
+    # The head ends before the other section hears of the job behind it.
+    sending.end(admin)
+    assert ("g", None) in booking.take_shared()
+    sending.claimer.follow(ORIGIN, "g")
+    assert sending.claim() == []
+    assert ("g", "book") in sending.take_shared()
+    booking.claimer.follow(ORIGIN, "g")
     assert booking.claim() == [second]
 
 

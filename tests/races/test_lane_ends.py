@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.executor.claiming.late_commits import LateCommits
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from tests.support.stepping import Pod
 
 
+@pytest.fixture(autouse=True)
+def unswept(monkeypatch):
+    """Sweeps find nothing by chance: only claims do."""
+    monkeypatch.setattr(LateCommits, "is_due", lambda self: False)
+
+
 @pytest.fixture
-def pod(scene, monkeypatch) -> Pod:
-    """A pod whose sweeps find nothing: only claims do."""
-    pod = scene.pod(ORIGIN)
-    monkeypatch.setattr(pod.dispatcher._poller._late_commits, "is_due", lambda: False)
-    return pod
+def pod(scene) -> Pod:
+    """A pod that owns the origin."""
+    return scene.pod(ORIGIN)
 
 
 def start(pod):

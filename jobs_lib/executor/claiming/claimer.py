@@ -385,16 +385,15 @@ class Claimer:
 
     # News from other sections
 
-    def follow(self, origin: str, group: str, *, at_once: bool) -> None:
+    def follow(self, origin: str, group: str) -> None:
         """Go on with a group that another section has passed on.
 
         Args:
             origin: of the group.
             group: its name; "" for all groups that are in flight there.
-            at_once: whether its next job is one of this section's types.
         """
         if origin in self.cursors:
-            self.next_groups.follow(origin, group, at_once=at_once)
+            self.next_groups.follow(origin, group)
 
     def take_due(self, rows: Iterable[Due]) -> None:
         """Claim these due jobs by id.

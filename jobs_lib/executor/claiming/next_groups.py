@@ -153,19 +153,20 @@ class NextGroups:
         shared, self.shared = self.shared, []
         return shared
 
-    def follow(self, origin: str, group: str, *, at_once: bool) -> None:
+    def follow(self, origin: str, group: str) -> None:
         """Go on with a group that another section has passed on.
 
         Args:
             origin: of the group, owned.
             group: its name; "" for all groups that are in flight there.
-            at_once: whether its next job is one of this section's types.
         """
         lanes = self._in_flight.lanes
         if lane := lanes.get((origin, group)):
             lane.more = True
-        elif not group:
+        elif group:
+            # Even if it is not known to go on here: its lane may have ended since the
+            # other section looked.
+            self._in_flight.behind.setdefault((origin, group), 0)
+        else:
             for (lies, _), lane in lanes.items():
                 lane.more |= lies == origin
-        if at_once and (origin, group) not in lanes:
-            self._in_flight.behind.setdefault((origin, group), 0)
