@@ -292,8 +292,8 @@ class Dispatcher:
         # Batches after a failed one are not sent, and have no answer.
         for batch, answer in zip(batches, answers, strict=False):
             batch.answer = answer
-        # The claim first: it may have passed over jobs of lanes that ended since. No lane
-        # ends before, or nothing would lead to these jobs.
+        # The claim first: it may have passed over jobs of lanes that ended since. No
+        # lane ends before, or nothing would lead to these jobs.
         for batch in (claim, jump, settle, slots, *polls, opened):
             batch.read()
         self._tell_others()

@@ -52,9 +52,7 @@ def test_a_job_that_has_failed_gives_way_to_one_that_is_committed_late(scene, be
     assert scene.ends(failed) == ["superseded"]
 
 
-def test_a_late_job_runs_if_nothing_is_left_behind_a_discarded_one(
-    scene, monkeypatch
-):
+def test_a_late_job_runs_if_nothing_is_left_behind_a_discarded_one(scene, monkeypatch):
     pod = scene.pod(ORIGIN)
     slow = scene.begin()
     late = scene.enqueue(slow, group="g", ordered=False)
