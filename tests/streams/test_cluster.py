@@ -88,16 +88,18 @@ class Callers:
                 self.failures.append(error)
 
 
-def survive_leader(cluster: Cluster, callers: Callers, name: str) -> tuple[int, int]:
+def survive_leader(
+    cluster: Cluster, callers: Callers, name: str, *, still: bool = False
+) -> tuple[int, int]:
     """Kill the leader of a topic while callers publish, and let them go on.
 
-    Returns how many answers there were before the kill, and before some that came when
-    another node led.
+    With `still`, it stands still instead. Returns how many answers there were before,
+    and before some that came when another node led.
     """
     wait_for(lambda: len(callers.answers) > 50, what="some are published")
     leader = cluster.leader_of(name)
     killed = len(callers.answers)
-    with cluster.down(leader):
+    with cluster.still(leader) if still else cluster.down(leader):
         wait_for(
             lambda: cluster.leader_of(name) is not leader,
             timeout=_LONG,
@@ -127,12 +129,13 @@ def is_in(log: dict[Place, tuple[str, int]], answer: Published) -> bool:
 
 
 @pytest.mark.guarantee("T5", "T7")
+@pytest.mark.parametrize("still", [False, True], ids=["killed", "still"])
 def test_publishing_survives_a_leader_and_what_all_have_acknowledged_is_kept(
-    make, cluster
+    make, cluster, still
 ):
     name = cluster.create()
     with Callers(make().stream(name, value=int)) as callers:
-        survive_leader(cluster, callers, name)
+        survive_leader(cluster, callers, name, still=still)
     log = read_log(cluster, name)
     for answer in callers.answers:
         assert is_in(log, answer)
@@ -199,53 +202,93 @@ def test_with_one_node_of_three_nothing_is_acknowledged(make, cluster, wait_for,
     assert own.offset == answer.offset
 
 
+@pytest.fixture
+def gated(make, cluster) -> Iterator[Gated]:
+    """A consumer behind another group."""
+    one = Gated(make(), cluster)
+    yield one
+    one.before.close()
+
+
+class Gated:
+    """A consumer behind another group, and which records it has handled."""
+
+    def __init__(self, app: App, cluster: Cluster) -> None:
+        self.app = app
+        self.name = name = cluster.create()
+        self.before = Group(cluster.bootstrap_servers)
+        self.before.commit_soon(name, {0: 0})
+        self.reached = 0
+        """The other group's offset."""
+        self.handled: list[int] = []
+        self.wrong: list[int] = []
+        """What was handled before the other group had."""
+
+        @app.consumer(name, group=f"{name}-g", after=[(name, self.before.name)])
+        def handle(record, conn) -> None:
+            if record.offset >= self.reached:
+                self.wrong.append(record.offset)
+            self.handled.append(record.offset)
+
+        values = [("k", n) for n in range(40)]
+        produce(cluster.bootstrap_servers, name, values)
+
+    def go_on(self, by: Group) -> None:
+        """Let the other group handle ten more records, and wait for the consumer."""
+        self.reached += 10
+        by.commit_soon(self.name, {0: self.reached})
+        wait_for(
+            lambda: self.handled and max(self.handled) == self.reached - 1,
+            timeout=_LONG,
+            what=lambda: f"all before {self.reached} are handled: {self.handled[-3:]}",
+        )
+
+    def check(self) -> None:
+        """All that the other group has handled was handled, and nothing before it."""
+        assert self.wrong == []
+        assert {*self.handled} == {*range(self.reached)}
+
+
+def await_move(cluster: Cluster, group: str, gone: Node) -> None:
+    """Wait until another node coordinates a group."""
+    wait_for(
+        lambda: cluster.coordinator_of(group) is not gone,
+        timeout=_LONG,
+        what="another node coordinates",
+    )
+
+
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK16", "K9")
-def test_a_gate_stays_right_while_the_coordinator_moves(make, cluster, wait_for):
-    name = cluster.create()
-    servers = cluster.bootstrap_servers
-    before = Group(servers)
-    before.commit_soon(name, {0: 0})
-    app = make()
-    reached = 0
-    handled: list[int] = []
-    wrong: list[int] = []
-
-    @app.consumer(name, group=f"{name}-g", after=[(name, before.name)])
-    def handle(record, conn) -> None:
-        if record.offset >= reached:
-            wrong.append(record.offset)
-        handled.append(record.offset)
-
-    produce(servers, name, [("k", n) for n in range(40)])
-    with running(app, "consumers"):
+def test_a_gate_stays_right_while_the_coordinator_moves(gated, cluster):
+    before = gated.before
+    with running(gated.app, "consumers"):
         for _ in range(2):
-            reached += 10
-            before.commit_soon(name, {0: reached})
-            wait_until_handled(wait_for, handled, reached)
+            gated.go_on(before)
             coordinator = cluster.coordinator_of(before.name)
             with cluster.down(coordinator):
-                wait_for(
-                    lambda gone=coordinator: (
-                        cluster.coordinator_of(before.name) is not gone
-                    ),
-                    timeout=_LONG,
-                    what="another node coordinates",
-                )
-                reached += 10
-                before.commit_soon(name, {0: reached})
-                wait_until_handled(wait_for, handled, reached)
-    before.close()
-    assert wrong == []
-    assert sorted({*handled}) == [*range(40)]
+                await_move(cluster, before.name, coordinator)
+                gated.go_on(before)
+    gated.check()
 
 
-def wait_until_handled(wait_for, handled: list[int], reached: int) -> None:
-    wait_for(
-        lambda: handled and max(handled) == reached - 1,
-        timeout=_LONG,
-        what=lambda: f"all before {reached} are handled: {handled[-3:]}",
-    )
+@pytest.mark.expects("loop.failed", "origins.lost")
+@pytest.mark.guarantee("FK16", "K9")
+def test_a_gate_stays_right_while_the_coordinator_stands_still_and_when_it_wakes(
+    gated, cluster
+):
+    name = gated.before.name
+    with running(gated.app, "consumers"):
+        gated.go_on(gated.before)
+        coordinator = cluster.coordinator_of(name)
+        with cluster.still(coordinator):
+            await_move(cluster, name, coordinator)
+            other = Group(cluster.awake_servers, name)
+            gated.go_on(other)
+        # The node still has the old offset in its memory when it wakes.
+        gated.go_on(other)
+        other.close()
+    gated.check()
 
 
 @pytest.mark.expects("loop.failed", "origins.lost", "jobs.fenced")
@@ -344,10 +387,6 @@ def test_no_process_that_asks_for_members_dies_with_their_coordinator(
         wait_for_more(5)
         coordinator = cluster.coordinator_of(group.name)
         with cluster.down(coordinator):
-            wait_for(
-                lambda gone=coordinator: cluster.coordinator_of(group.name) is not gone,
-                timeout=_LONG,
-                what="another node coordinates",
-            )
+            await_move(cluster, group.name, coordinator)
             wait_for_more(1)
     group.close()

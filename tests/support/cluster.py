@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -73,6 +75,7 @@ class Cluster:
             )
             for number, (port, controller) in enumerate(ports, 1)
         ]
+        self._still: list[Node] = []
 
     def __enter__(self) -> Cluster:
         self.start()
@@ -89,11 +92,16 @@ class Cluster:
         """The addresses of all nodes."""
         return ",".join(node.bootstrap_servers for node in self.nodes)
 
+    @property
+    def awake_servers(self) -> str:
+        """The addresses of the nodes that do not stand still."""
+        awake = [node for node in self.nodes if node not in self._still]
+        return ",".join(f"{_LOCAL}:{node._required_port}" for node in awake)
+
     @cached_property
     def admin(self) -> AdminClient:
-        """An admin client."""
-        servers = ",".join(f"{_LOCAL}:{node._required_port}" for node in self.nodes)
-        return AdminClient({"bootstrap.servers": servers, "log_level": 0})
+        """An admin client, which knows the nodes that do not stand still."""
+        return AdminClient({"bootstrap.servers": self.awake_servers, "log_level": 0})
 
     def start(self) -> None:
         """Start all nodes that do not run, and wait until each replica is in sync."""
@@ -147,6 +155,23 @@ class Cluster:
             yield
         finally:
             self.start()
+
+    @contextmanager
+    def still(self, node: Node) -> Iterator[None]:
+        """SIGSTOP a node, and let it go on at the end of the block.
+
+        Its connections stay, and nothing answers on them.
+        """
+        os.kill(node.pid, signal.SIGSTOP)
+        self._still.append(node)
+        # A client that has a connection to this node asks it, and gets no answer.
+        self.__dict__.pop("admin", None)
+        try:
+            yield
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+            self._still.remove(node)
+            wait_for(self._is_in_sync, timeout=120, what="all replicas are in sync")
 
     def _is_in_sync(self) -> bool:
         topics = self.admin.list_topics(timeout=_SECONDS).topics.values()
