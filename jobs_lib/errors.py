@@ -168,7 +168,10 @@ class FencedError(JobsError):
 
 
 class OperatingError(JobsError):
-    """An operator's command cannot be carried out; nothing was changed by it."""
+    """An operator's command cannot be carried out, or not to its end.
+
+    Nothing was changed by it unless it says so.
+    """
 
 
 class ReexportError(JobsError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.listing import Filter
-from jobs_lib.operating.session import bounded, read_time
+from jobs_lib.operating.session import bounded, describe_batches, read_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -76,8 +76,9 @@ def _batches(
             "after": 0,
             "limit": batch,
         }
+        done = 0
         while True:
-            with bounded(connection, database):
+            with bounded(connection, database, so_far=describe_batches(done)):
                 if query == "retry_discarded":
                     # A statement of its own: the next one then sees every move that
                     # was committed before it.
@@ -85,5 +86,6 @@ def _batches(
                 rows = connection.execute(queries[query], values).fetchall()
             if not rows:
                 return
+            done += len(rows)
             yield [(int(job), bool(moved)) for job, moved in rows]
             values["after"] = max(job for job, _ in rows)

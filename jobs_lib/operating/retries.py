@@ -11,7 +11,7 @@ from jobs_lib.jobs.job import RateLimited, Snooze
 from jobs_lib.operating.discarded import BATCH, move_discarded
 from jobs_lib.operating.explanation import Explanation, Reason, explain
 from jobs_lib.operating.listing import LIMIT, Filter, list_jobs
-from jobs_lib.operating.session import bounded, read_time
+from jobs_lib.operating.session import bounded, describe_batches, read_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,7 +79,7 @@ def retry(
             done.conflicts.append(job)
         if asked is not None:
             seen.add(job)
-    for rows in _bring_forward(database, asked, chosen, batch):
+    for rows in _bring_forward(database, asked, chosen, batch, done.retried):
         done.retried += len(rows)
         if asked is not None:
             seen.update(rows)
@@ -94,7 +94,11 @@ def retry(
 
 
 def _bring_forward(
-    database: Database, ids: list[int] | None, filter: Filter, batch: int
+    database: Database,
+    ids: list[int] | None,
+    filter: Filter,
+    batch: int,
+    changed: int,
 ) -> Iterator[list[int]]:
     """Make scheduled jobs due, a transaction for each batch; yields the ids of each."""
     with database.connect("retry") as connection:
@@ -105,7 +109,7 @@ def _bring_forward(
             "until": now,
             "limit": batch,
         }
-        run = _Run(connection, database, values)
+        run = _Run(connection, database, values, changed)
         if ids is None:
             yield from run.take_filtered()
         else:
@@ -119,6 +123,8 @@ class _Run:
     connection: psycopg.Connection[Any]
     database: Database
     values: dict[str, Any]
+    changed: int
+    """How many jobs earlier batches have changed."""
 
     def take(self, ids: list[int]) -> Iterator[list[int]]:
         """Take the jobs with these ids, whether they have failed or not."""
@@ -126,6 +132,7 @@ class _Run:
         for start in range(0, len(ids), batch):
             some = {"ids": ids[start : start + batch], "put_off": _LIMITED}
             rows = self._execute("retry_ids", by_id=True, **some)
+            self.changed += len(rows)
             yield [job for job, _ in rows]
 
     def take_filtered(self) -> Iterator[list[int]]:
@@ -142,12 +149,14 @@ class _Run:
                     by_id=False,
                     put_off=[*_LIMITED, Snooze.__name__],
                 )
+                self.changed += len(rows)
                 yield [job for job, _ in rows]
                 due_from = max((at for _, at in rows), default=due_from)
                 full = len(rows) == self.values["limit"]
 
     def _execute(self, query: str, **values: Any) -> list[tuple[Any, ...]]:
-        with bounded(self.connection, self.database):
+        so_far = describe_batches(self.changed)
+        with bounded(self.connection, self.database, so_far=so_far):
             return self.connection.execute(
                 self.database.queries[query], {**self.values, **values}
             ).fetchall()

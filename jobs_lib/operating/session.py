@@ -35,6 +35,8 @@ def bounded(
     database: Database,
     lock_seconds: float | None = None,
     idle_seconds: float = IDLE_SECONDS,
+    *,
+    so_far: str = "nothing was changed",
 ) -> Iterator[None]:
     """Open a transaction with limits on how long statements run and wait for locks.
 
@@ -72,24 +74,29 @@ def bounded(
     except psycopg.errors.IdleInTransactionSessionTimeout:
         raise IdleError(
             f"this process stood still for {idle_seconds:g} s, and the server has "
-            "ended its transaction; nothing was changed. Call it again"
+            f"ended its transaction; {so_far}. Call it again"
         ) from None
     except psycopg.errors.InsufficientPrivilege as error:
         raise OperatingError(
             f"{connection.info.user} may not do this ({error.diag.message_primary}); "
-            "nothing was changed. Connect as another role, or see `jobs-lib grants -h`"
+            f"{so_far}. Connect as another role, or see `jobs-lib grants -h`"
         ) from None
     except psycopg.errors.LockNotAvailable:
         raise LockedError(
             f"waited {patience:g} s in vain for another transaction that has these "
-            "rows locked; nothing was changed. Try again, or find the old transaction "
-            "with `jobs-lib check`"
+            f"rows locked; {so_far}. Try again, or find the old transaction with "
+            "`jobs-lib check`"
         ) from None
     except psycopg.errors.QueryCanceled:
         raise OperatingError(
-            f"took longer than {STATEMENT_SECONDS:g} s and was stopped; nothing was "
-            "changed. Narrow it, by origin, group or time, or lower the limit"
+            f"took longer than {STATEMENT_SECONDS:g} s and was stopped; {so_far}. "
+            "Narrow it, by origin, group or time, or lower the limit"
         ) from None
+
+
+def describe_batches(jobs: int) -> str:
+    """Say how many jobs earlier batches have changed, for ``so_far``."""
+    return f"the batches before changed {jobs}" if jobs else "nothing was changed"
 
 
 def find_patience(database: Database) -> float:

@@ -190,7 +190,7 @@ def drop_version(
             )
         known = {"name": name_model(table, version), "group": dropped.group}
         _forget_keys(connection, database, known)
-        with bounded(connection, database):
+        with _dropping(connection, database):
             dropped = _find_dropped(connection, database, table, version)
             _refuse_kept(connection, database, table, dropped)
             places = [*dropped.list_places().values()]
@@ -204,6 +204,22 @@ def drop_version(
             )
     delete_group(app.settings, dropped.group)
     return places
+
+
+@contextmanager
+def _dropping(
+    connection: psycopg.Connection[Any], database: Database
+) -> Iterator[None]:
+    """Open a transaction of a drop that has begun."""
+    begun = "its tables are there, and what was known of its keys is going"
+    try:
+        with bounded(connection, database, so_far=begun):
+            yield
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise OperatingError(
+            f"{error.diag.message_primary}: {error.diag.message_detail}; {begun}. Drop "
+            "what depends on it, and call this again"
+        ) from None
 
 
 def _find_dropped(
@@ -238,7 +254,7 @@ def _forget_keys(
     """Delete what is known of a version's keys, in steps: there may be millions."""
     after: str | None = ""
     while after is not None:
-        with bounded(connection, database):
+        with _dropping(connection, database):
             ((after,),) = connection.execute(
                 database.queries["forget_version_keys"],
                 {**known, "after": after, "rows": _KEYS},

@@ -8,7 +8,6 @@ import threading
 from unittest.mock import Mock
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 from jobs_lib import ConfigurationError, telemetry
@@ -21,7 +20,7 @@ from jobs_lib.kafka.topic_settings import delete_before
 from jobs_lib.operating import session, switching
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.rewinds import replay
-from jobs_lib.operating.session import IdleError
+from jobs_lib.operating.session import IdleError, LockedError
 from jobs_lib.operating.switching import drop_version, switch
 from jobs_lib.operating.where import where
 from jobs_lib.service.resync import cancel_resync, find_model_of, resync
@@ -841,7 +840,7 @@ create trigger slow before delete on jobs_lib.model_keys
 
 @pytest.mark.guarantee("W82")
 def test_a_version_of_many_keys_is_dropped_in_steps_and_goes_on_where_it_was_ended(
-    declare, admin, database, wait_for, monkeypatch
+    declare, admin, database, connect, monkeypatch
 ):
     both, second = declare(1, 2), declare(2)
     with database.connect("test") as connection:
@@ -863,9 +862,17 @@ def test_a_version_of_many_keys_is_dropped_in_steps_and_goes_on_where_it_was_end
     counted = "select model, count(*) from jobs_lib.model_keys group by 1"
     # A view keeps the table, as a process does that is ended before the last step.
     admin.execute("create view seen as select * from state_v1_rm")
-    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+    with pytest.raises(
+        OperatingError, match="view seen depends on table state_v1_rm; its tables are"
+    ):
         drop_version(second, "state_rm", 1)
     admin.execute("drop view seen")
+    holder = connect()
+    holder.execute("lock table state_v1_rm")
+    monkeypatch.setattr(session, "LOCK_SECONDS", 0.1)
+    with pytest.raises(LockedError, match="its tables are there, and what was known"):
+        drop_version(second, "state_rm", 1)
+    holder.rollback()
     assert admin.execute(counted).fetchall() == [("state_v2_rm", 500)]
     assert drop_version(second, "state_rm", 1) == ["state_v1_rm"]
     found = admin.execute("select version from jobs_lib.read_models")

@@ -12,10 +12,13 @@ import pytest
 from jobs_lib import Job, exponential
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating import Filter, cancel, retries, retry
+from jobs_lib.operating.discarded import move_discarded
 from tests.operating.helpers import add_claim, add_discarded, add_job, add_owner
 from tests.support.apps import HOME, executing, make_app
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import psycopg
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -236,6 +239,29 @@ def test_a_job_that_becomes_due_during_a_retry_is_left_and_the_retry_ends(
     monkeypatch.setattr(retries._Run, "_execute", count)
     assert retry(database, batch=1).retried == len(waiting)
     assert find_due(admin) == [*waiting, due]
+
+
+def test_a_retry_that_is_locked_out_says_what_the_batches_before_have_changed(
+    database, connect, monkeypatch
+):
+    admin, other = connect(autocommit=True), connect()
+    for _ in range(2):
+        add_discarded(admin)
+        add_failed(admin)
+    monkeypatch.setattr("jobs_lib.operating.session.LOCK_SECONDS", 0.1)
+
+    def lock_out(batches: Iterator[Any], said: str) -> None:
+        next(batches)
+        other.execute("lock table jobs_lib.jobs")
+        with pytest.raises(OperatingError, match=rf"waited 0\.1 s in vain .*{said}"):
+            next(batches)
+        other.rollback()
+
+    discarded = move_discarded(database, None, Filter(), batch=1)
+    lock_out(discarded, "the batches before changed 1")
+    # The jobs that were moved before count, too.
+    scheduled = retries._bring_forward(database, None, Filter(), 1, 1)
+    lock_out(scheduled, "the batches before changed 2")
 
 
 def test_a_batch_of_no_job_is_refused(database):
