@@ -43,7 +43,8 @@ class Runs:
         """Later runs that were answered too late."""
         self._ousted: set[str] = set()
         """Runs from which this one has taken a partition."""
-        self._is_replaced = False
+        self._ousted_by: set[str] = set()
+        """Runs that have taken a partition from this one."""
 
     @property
     def owes_answer(self) -> bool:
@@ -79,7 +80,7 @@ class Runs:
         if instance_id == self._own:
             self._ousted.add(holder)
         elif holder == self._own:
-            self._is_replaced = True
+            self._ousted_by.add(instance_id)
 
     def judge(self, *, is_claiming: bool) -> Verdict:
         """Say what this run should do.
@@ -87,8 +88,13 @@ class Runs:
         Args:
             is_claiming: whether the fate of one of its claims is not known yet.
         """
-        if self._is_replaced:
+        # If each has taken a partition from the other, the later one goes on. Both know
+        # that: the order of their claims, at two places of the log, nobody knows.
+        earlier = self._earlier | self._answered
+        if self._ousted_by - earlier:
             return Verdict.IS_REPLACED
+        if self._ousted_by - self._ousted:
+            return Verdict.WAIT if is_claiming else Verdict.IS_REPLACED
         # A run that has lost a partition to this one ends, whatever was answered.
         if not (self._answered | self._missed) - self._ousted:
             return Verdict.GO_ON

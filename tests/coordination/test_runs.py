@@ -106,6 +106,31 @@ def test_a_run_that_woke_and_took_what_the_later_one_held_goes_on():
     assert (judge(earlier), judge(later)) == (Verdict.GO_ON, Verdict.IS_REPLACED)
 
 
+@pytest.mark.guarantee("M11")
+@pytest.mark.parametrize("first", ["earlier", "later"])
+def test_of_two_runs_that_took_a_partition_from_each_other_the_later_goes_on(first):
+    earlier, later = Runs("earlier", INTERVAL_MS), Runs("later", INTERVAL_MS)
+    for runs in (earlier, later):
+        runs.note_probe("earlier", 5_000, INTERVAL_MS)
+        runs.note_probe("later", 7_000, INTERVAL_MS)
+    # Nobody knows the order of records at two places of the log.
+    takers = ["earlier", "later"] if first == "earlier" else ["later", "earlier"]
+    for taker, holder in (takers, takers[::-1]):
+        for runs in (earlier, later):
+            runs.note_claim(taker, holder)
+        assert later.judge(is_claiming=True) in (Verdict.GO_ON, Verdict.WAIT)
+    assert (judge(earlier), judge(later)) == (Verdict.IS_REPLACED, Verdict.GO_ON)
+
+
+def test_a_later_run_that_loses_a_partition_ends_once_its_claim_was_refused():
+    runs = Runs("later", INTERVAL_MS)
+    runs.note_probe("earlier", 5_000, INTERVAL_MS)
+    runs.note_probe("later", 7_000, INTERVAL_MS)
+    runs.note_claim("earlier", "later")
+    assert runs.judge(is_claiming=True) is Verdict.WAIT
+    assert judge(runs) is Verdict.IS_REPLACED
+
+
 def test_a_log_that_is_read_anew_answers_nobody_again():
     runs = begin()
     runs.note_probe("later", 6_000, INTERVAL_MS)
