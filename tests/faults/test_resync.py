@@ -58,6 +58,8 @@ def start(run_process, database_url, bootstrap_servers, name):
     return start
 
 
+# Two processes share the partitions: on a busy machine one loses some to the other.
+@pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("W62", "W63", "W64")
 def test_a_killed_resync_goes_on_and_ends_equal_while_changes_go_on(
     start, send, admin, wait_for

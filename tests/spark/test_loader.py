@@ -134,6 +134,7 @@ def test_tasks_read_the_snapshot_that_the_driver_holds(spark, database, begun):
 
 
 @pytest.mark.guarantee("W32", "I35")
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "engine", ["sql", pytest.param("spark", marks=pytest.mark.slow)]
 )
@@ -160,7 +161,8 @@ def test_a_killed_driver_is_resumed_at_its_last_range(
 
     wait_for(
         lambda: loaded_ranges() >= 5 or not worker.running,
-        timeout=90,
+        # Spark starts in more than a minute beside others.
+        timeout=250,
         what=lambda: f"five ranges are loaded\n{worker.output}",
     )
     worker.kill()
