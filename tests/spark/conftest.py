@@ -11,10 +11,15 @@ from tests.support.py4j import drop_connection
 
 
 def pytest_collection_modifyitems(items):
-    """Add the marker to each test that uses the session."""
+    """Add the marker to each test that uses the session, and give it time.
+
+    On a busy machine Spark's start takes a minute, and so does its first job.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))
 
 
 def pytest_runtest_makereport(item, call):
