@@ -313,11 +313,11 @@ class Dispatcher:
         """
         settle = self._settler.prepare()
         settle.then = self._settled
+        if settle or also_claims:
+            settle.questions += self._settler.end_claims()
         if not settle:
             # Committed in a job's own transaction, or dropped: nothing to write.
             settle.answer = []
-        if settle or also_claims:
-            settle.questions += self._settler.end_claims()
         return settle
 
     def _tell_others(self) -> None:

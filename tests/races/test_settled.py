@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from jobs_lib import Snooze
@@ -118,3 +119,18 @@ def test_whole_and_broken_numbers_of_seconds_are_settled_together(scene):
     pod.finish(pod.start(), Snooze(0.5))
     pod.round()
     assert scene.state(first)[0] == scene.state(second)[0] == "scheduled"
+
+
+def test_an_error_of_the_connection_is_told_while_only_claims_are_to_be_removed(scene):
+    scene.enqueue()
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    pod.finish(pod.start())
+    pod.round()
+    # The job is settled; the next round removes its claim.
+    scene.admin.execute(
+        "select pg_terminate_backend(%s::int, 10000)",
+        (pod._connection.info.backend_pid,),
+    )
+    with pytest.raises(psycopg.OperationalError):
+        pod.round()
