@@ -50,13 +50,13 @@ class Lane:
     last: int = 0
     """The id behind which the group goes on; 0 means from its floor on, see
     :class:`~jobs_lib.executor.claiming.group_starts.GroupStarts`."""
-    late: int = 0
-    """A job of the group that came late, with an id below this lane's last one."""
+    top: int = 0
+    """The highest id that the claim took of the group."""
     after: int | None = None
     """The group goes on behind this id, once that job's outcome is written."""
     anew: bool = False
-    """Whether the group goes on from its start: commits may be lost, or a job that was
-    to wait for another attempt is gone."""
+    """Whether the group goes on from its start: commits may be lost, a job that was to
+    wait for another attempt is gone, or a job has come late, in front of others."""
     more: bool = False
     """Whether the group goes on behind this lane."""
     dropped: bool = False
@@ -69,6 +69,12 @@ class Lane:
     """Whether a job that runs last only has failed: see :meth:`gives_way`."""
     done: list[ClaimedJob] = field(default_factory=list)
     """Jobs of a group that ended well, whose completion may not be committed yet."""
+
+    def note_passed(self, job_id: int) -> None:
+        """Note a job that was passed over, because its group is in flight here."""
+        self.more = True
+        # However short the lane is by now: what it gave back stands behind this job.
+        self.anew |= job_id <= self.top
 
     def gives_way(self) -> bool:
         """Whether a newer job may replace the one that has failed."""

@@ -102,6 +102,31 @@ def test_a_late_job_between_two_of_a_lane_in_flight_is_not_forgotten(scene):
     assert sorted(run(pod, 5)) == [late, second]
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+@pytest.mark.parametrize("place", ["before", "between"])
+def test_a_late_job_met_while_its_group_was_in_flight_follows_the_lane(
+    scene, monkeypatch, place, fails
+):
+    slow = scene.begin()
+    late = scene.enqueue(slow, group="g", ordered=False) if place == "before" else 0
+    first = scene.enqueue(group="g", ordered=False)
+    late = late or scene.enqueue(slow, group="g", ordered=False)
+    second = scene.enqueue(group="g", ordered=False)
+    pod = scene.pod(ORIGIN)
+    pod.round()
+    running = pod.start()
+    assert running.id == first
+    slow.commit()
+    pod.rounds(5)
+    # A job that takes long gives back what waits behind it.
+    pod.claimer.in_flight.shorten(running.lane)
+    # No later sweep finds by chance what was met already.
+    monkeypatch.setattr(pod.dispatcher._poller._late_commits, "is_due", lambda: False)
+    pod.finish(running, RetryAfter(3600) if fails else None)
+    expected = [late, second] if not fails else [late] if late < first else []
+    assert run(pod, 5) == expected
+
+
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 def test_the_second_transaction_of_a_group_draws_its_id_second(scene, commits):
     first, second = scene.begin(), scene.begin()

@@ -84,8 +84,6 @@ class InFlight:
                 self.behind[key] = lane.after
             elif lane.more and not (lane.failed or lane.dropped):
                 self.behind[key] = lane.last
-            if lane.late:
-                self.late[lane.late] = lane.origin
         for job in lane.jobs:
             self.remove(job)
 

@@ -164,7 +164,7 @@ class LateCommits:
             if lane is None:
                 late[job_id] = origin
             else:
-                lane.more = True
+                lane.note_passed(job_id)
         limit = self._limit
         for origin, (start, end) in self._slices.items():
             if cursor := cursors.get(origin):

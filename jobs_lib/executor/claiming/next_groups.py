@@ -105,8 +105,9 @@ class NextGroups:
     def note_lanes(
         self, lanes: Mapping[Group, Lane], cursors: Mapping[str, Cursor]
     ) -> None:
-        """Note where the groups of new lanes begin."""
+        """Note where the groups of new lanes begin, and how far the lanes reach."""
         for key, lane in lanes.items():
+            lane.top = lane.jobs[-1].id
             # Behind any other id the claim has not looked for the group's head.
             if not self.asked.get(key):
                 low = cursors[key[0]].swept_below
@@ -125,9 +126,8 @@ class NextGroups:
             flying = row.id in self._in_flight.jobs
             if lane:
                 # A lane of this same claim has read what there is behind its rows.
-                lane.more |= not (flying and lane.seq == seq)
-                if row.id < lane.last and not flying:
-                    lane.late = row.id
+                if not (flying and lane.seq == seq):
+                    lane.note_passed(row.id)
             elif not flying:
                 # The claim asked for the group by name, and found nothing to run behind
                 # that id. This row may lie before it.

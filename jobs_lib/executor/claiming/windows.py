@@ -266,7 +266,7 @@ class Windows:
         # The lanes of groups in flight reach the rows that it passed over.
         for (lies, _), lane in in_flight.lanes.items():
             if lies == origin:
-                lane.more = True
+                lane.note_passed(asked["cursor"] + 1)
         return dict.fromkeys(found, origin)
 
 
