@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from jobs_lib import Snooze
-from jobs_lib.executor.lane import Outcome, Result
+from jobs_lib.executor.lane import Lane, Outcome, Result
 from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
@@ -29,6 +29,29 @@ def test_a_failure_that_is_written_again_counts_once(scene):
 
 
 # The cost of a crash
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_job_claimed_anew_pays_its_crash_though_its_first_claim_ends_late(
+    scene, group
+):
+    scene.enqueue(group=group)
+    pod, heir = scene.pod(ORIGIN), scene.pod()
+    pod.round()
+    # No worker takes them before their origin is given back and taken again.
+    stale, pod.hands.ready = pod.hands.ready, []
+    pod.leave(ORIGIN, hurried=True)
+    pod.take_over(ORIGIN)
+    pod.round()
+    running = pod.start()
+    for item in stale:
+        if isinstance(item, Lane):
+            item.finished.add_lane(item)
+        else:
+            item.lane.finished.drop(item)
+    pod.rounds()
+    heir.take_over(ORIGIN)
+    assert scene.state(running.id) == ("available", 0, 1)
 
 
 def test_a_retried_job_pays_no_crash_of_the_process_that_claimed_it(scene):

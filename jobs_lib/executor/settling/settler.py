@@ -148,7 +148,9 @@ class Settler:
         # A look from the start, such as after a pause, finds jobs in flight again, and
         # names them in another claim.
         seqs = {job.lane.seq for job in given_back}.union(in_flight.claims)
-        ids = [job.id for job in given_back]
+        # If its origin was given back and taken again since, another claim has it now.
+        flying = in_flight.jobs
+        ids = [job.id for job in given_back if flying.get(job.id, job) is job]
         parameters = {"seqs": int_array(sorted(seqs)), "ids": int_array(ids)}
         trim = "trim_claims", {"owner": self._claimer.owner, **parameters}
         return [(trim, ignore)]
@@ -196,7 +198,8 @@ class Settler:
         self._trimmed = 0
         for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
             # What stood behind a failed job has not run: a crash is not its business.
-            in_flight.given_back += [j for j in lane.jobs if j.id in in_flight.jobs]
+            flying = in_flight.jobs
+            in_flight.given_back += [j for j in lane.jobs if flying.get(j.id) is j]
             in_flight.end_lane(lane)
         self.completed, self.outcomes, self._ended_lanes = [], [], []
         self._told &= in_flight.jobs.keys()
