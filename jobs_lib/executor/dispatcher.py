@@ -266,7 +266,9 @@ class Dispatcher:
         self._release_old()
         gated = self._claimer.gated
         gated.look()
-        opened = gated.prepare(self._claimer.cursors, self._claimer.wanted)
+        opened = Batch()
+        if gated.gate is not None:
+            opened = gated.prepare(self._claimer.active(), self._claimer.wanted)
         polls = self._poller.prepare(
             busy=len(self._claimer.in_flight) > 0, hinted=self._receives_hints()
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import psycopg
 import pytest
 
 from jobs_lib import Snooze
+from jobs_lib.executor.batch import Batch
 from jobs_lib.executor.lane import Lane, Outcome, Result
 from jobs_lib.executor.settling.completer import Completer
 from jobs_lib.jobs.job import RetryAfter
@@ -120,6 +123,19 @@ def test_a_pod_with_all_origins_paused_sees_one_resumed(scene):
     assert run(pod) == []
     scene.admin.execute("delete from jobs_lib.pauses")
     assert run(pod) == [job]
+
+
+def test_opened_jobs_are_looked_for_only_where_they_may_start(scene, monkeypatch):
+    pod = scene.pod(ORIGIN)
+    prepare = Mock(return_value=Batch())
+    gated = pod.claimer.gated
+    for name, value in (("gate", Mock()), ("look", Mock()), ("prepare", prepare)):
+        monkeypatch.setattr(gated, name, value)
+    pod.round()
+    assert [*prepare.call_args.args[0]] == [ORIGIN]
+    scene.admin.execute("insert into jobs_lib.pauses values ('origin', %s)", (ORIGIN,))
+    pod.rounds(2)
+    assert [*prepare.call_args.args[0]] == []
 
 
 def test_a_hint_right_after_the_take_over_starts_no_paused_job(scene):

@@ -194,7 +194,7 @@ def test_a_job_that_no_gate_can_judge_says_so(gate):
     with pytest.raises(GateClosed):
         start(gate, "9:1")
     assert gate.missing == {9}
-    gate.note_sources([(7, *MINE)])
+    gate.note_sources([(7, *MINE)], gate.missing)
     with pytest.raises(StoredPayloadError, match="comes from no record of 't'"):
         start(gate, "9:1")
 
@@ -291,6 +291,66 @@ def test_jobs_of_a_new_partition_are_looked_for_from_its_start(rows, gate, asked
     given, _ = look(rows)
     assert (given["sources"], given["lows"], given["ends"]) == ("{9}", "{0}", "{4}")
     assert gated.parameters()["gate_ends"] == "{5,0,4}"
+
+
+def test_a_partition_met_while_the_partitions_are_read_is_asked_for_next(
+    rows, gate, asked
+):
+    gated, _, _ = rows
+    asked.know(b={1: 9, 2: 9}, c={1: 5, 2: 4})
+    look(rows)[1]([])
+    gated.note([8], [1])
+    _, read = look(rows)
+    # The answer is on its way, and does not have this one yet.
+    gated.note([9], [1])
+    read([(7, *MINE), (8, "mine", "elsewhere", 0)])
+    assert gate.missing == {9}
+    _, read = look(rows)
+    read([(7, *MINE), (8, "mine", "elsewhere", 0), (9, "mine", "t", 2)])
+    assert gate.missing == set()
+    given, _ = look(rows)
+    assert (given["sources"], given["ends"]) == ("{8,9}", f"{{{2**63 - 1},4}}")
+
+
+def test_an_older_list_of_partitions_that_comes_later_takes_none_away(
+    rows, gate, asked
+):
+    gated, _, _ = rows
+    asked.know(b={1: 9, 2: 9}, c={1: 5, 2: 4})
+    look(rows)[1]([])
+    gated.note([9], [1])
+    # Two dispatchers have asked, and their answers overtake one another.
+    (_, older), (_, newer) = look(rows), look(rows)
+    newer([(7, *MINE), (9, "mine", "t", 2)])
+    assert look(rows)[0]["sources"] == "{9}"
+    older([(7, *MINE)])
+    assert gate.missing == set()
+    assert look(rows)[0]["sources"] == "{9}"
+
+
+def test_partitions_are_read_anew_where_commits_may_be_lost(rows, gate, asked):
+    gated, _, _ = rows
+    asked.know(b={1: 9, 2: 9}, c={1: 5, 2: 4})
+    look(rows)[1]([])
+    gated.doubt()
+    # Another partition has got the number since.
+    given, read = look(rows)
+    assert given == {}
+    read([(7, "mine", "t", 2)])
+    look(rows)
+    assert gated.parameters()["gate_ends"] == "{4}"
+
+
+def test_jobs_of_a_paused_origin_hold_up_no_look_for_those_of_others(rows, asked):
+    gated, windows, wanted = rows
+    windows.take({"home/1": 1})
+    look(rows)
+    asked.know(b={1: 9}, c={1: 5})
+    wanted.add(dict.fromkeys(range(3_000), "home/1"))
+    gated.look()
+    batch = gated.prepare({"home/0": windows.cursors["home/0"]}, wanted)
+    ((_, parameters), _) = batch.questions[0]
+    assert (parameters["ends"], parameters["origins"]) == ("{5}", '{"home/0"}')
 
 
 def test_no_more_is_looked_for_while_enough_is_wanted(rows, asked):

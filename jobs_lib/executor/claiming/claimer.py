@@ -184,6 +184,7 @@ class Claimer:
         self._suspects.clear()
         self.next_groups.ask([])
         self.refills.clear()
+        self.gated.doubt()
 
     def _rewind(self) -> None:
         """Look again from the start: jobs that were passed over may run now."""

@@ -63,6 +63,11 @@ class GatedRows:
         """The suffix of queries that read gates: see ``_read_queries``."""
         return "_gated" if self.gate else ""
 
+    def doubt(self) -> None:
+        """Commits may be lost: another partition may get the number of one."""
+        if self.gate is not None:
+            self.gate.is_loaded = False
+
     def look(self) -> None:
         """Begin a round: see how far the gates are open now."""
         if self.gate is None:
@@ -101,18 +106,20 @@ class GatedRows:
             for number, offset in zip(numbers, offsets, strict=True):
                 self.gate.note_waiting(number, offset)
 
-    def prepare(self, cursors: Mapping[str, Cursor], wanted: WantedRows) -> Batch:
+    def prepare(self, active: Mapping[str, Cursor], wanted: WantedRows) -> Batch:
         """The questions that are due now.
 
         Args:
-            cursors: of the owned origins.
+            active: the origins that may be claimed from. Others begin at their start
+                once they may.
             wanted: gets the ids of the jobs that are found.
         """
         if self.gate is None:
             return Batch()
         if self.gate.missing or not self.gate.is_loaded:
-            return Batch([(("read_job_sources", {}), self.gate.note_sources)])
-        if not (self._behind and cursors) or len(wanted.extra) > _ENOUGH:
+            read = partial(self.gate.note_sources, asked=self.gate.missing.copy())
+            return Batch([(("read_job_sources", {}), read)])
+        if not (self._behind and active) or wanted.count(active) > _ENOUGH:
             return Batch()
         chosen = [*islice(self._behind, _PARTITIONS)]
         asked = {number: self._open_to[number] for number in chosen}
@@ -122,14 +129,14 @@ class GatedRows:
             "low_ids": int_array(self._marks[number][1] for number in chosen),
             "ends": int_array(asked.values()),
             "limit": _READ // len(chosen),
-            "origins": text_array([*cursors]),
-            "cursors": int_array(one.at for one in cursors.values()),
-            "highs": int_array(one.levels[1] for one in cursors.values()),
-            "batches": int_array(one.levels[-1] for one in cursors.values()),
+            "origins": text_array([*active]),
+            "cursors": int_array(one.at for one in active.values()),
+            "highs": int_array(one.levels[1] for one in active.values()),
+            "batches": int_array(one.levels[-1] for one in active.values()),
             "types": self._types,
         }
-        read = partial(self._read_opened, asked, wanted)
-        return Batch([(("find_opened", parameters), read)])
+        reader = partial(self._read_opened, asked, wanted)
+        return Batch([(("find_opened", parameters), reader)])
 
     def _read_opened(
         self,

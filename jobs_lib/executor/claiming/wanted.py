@@ -48,6 +48,10 @@ class WantedRows:
         """Claim these before all others."""
         self.hurried |= {i: o for i, o in rows.items() if o in self._cursors}
 
+    def count(self, active: Container[str]) -> int:
+        """Count the jobs that wait in the origins that may be claimed from."""
+        return sum(origin in active for origin in self.extra.values())
+
     def choose(
         self, active: Mapping[str, Cursor], room: int, hurried: int
     ) -> list[tuple[str, int]]:

@@ -216,15 +216,26 @@ class JobGate:
     def _find_fault(self, source: Source | None) -> str | None:
         return find_fault(self.after, source, self._explain_circle)
 
-    def note_sources(self, rows: Iterable[tuple[int, str, str, int]]) -> None:
-        """Note the partitions that jobs come from: numbers, groups and partitions."""
-        missing = self.missing.copy()
-        self.sources = dict.fromkeys(missing, _NOWHERE) | {
+    def note_sources(
+        self, rows: Iterable[tuple[int, str, str, int]], asked: Iterable[int] = ()
+    ) -> None:
+        """Note the partitions that jobs come from.
+
+        Args:
+            rows: numbers, groups and partitions.
+            asked: the numbers that were missing when the rows were asked for. Others
+                may have come since, and be missing in the rows, too.
+        """
+        known = {
             number: Source(group, topic, partition)
             for number, group, topic, partition in rows
         }
-        self.missing -= missing
-        self.is_loaded = True
+        # Answers to several dispatchers may overtake one another.
+        with self._lock:
+            nowhere = dict.fromkeys(asked, _NOWHERE)
+            self.sources = {**nowhere, **self.sources, **known}
+            self.missing.difference_update(self.sources)
+            self.is_loaded = True
 
     # What waits
 
