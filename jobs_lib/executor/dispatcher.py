@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jobs_lib.executor.settling.completer import Completer
     from jobs_lib.postgres.database import Database
 
-    Share = Callable[["Dispatcher", Sequence[Shared], Sequence[Due]], None]
+    Share = Callable[["Dispatcher", Sequence[Shared], Sequence[Due] | None], None]
 
 _BARRED = 0.05
 """Seconds between checks whether the process has its lease back."""
@@ -190,6 +190,10 @@ class Dispatcher:
         """Claim due jobs that another section has found."""
         self._commands.add(lambda: self._claimer.take_due(rows))
 
+    def look_back(self) -> None:
+        """Look for due jobs that another section has lost."""
+        self._commands.add(self._claimer.look_back)
+
     @property
     def receives_hints(self) -> bool:
         """Whether hints can reach it now."""
@@ -259,6 +263,7 @@ class Dispatcher:
             self._limiter.doubt()
         claimer.in_flight.fence(job_id for job_id, _ in lost)
         claimer.server = round_trip.server = server
+        self._tell_of_lost()
 
     def _round(self, round_trip: RoundTrip) -> None:
         self._commands.run()
@@ -328,6 +333,13 @@ class Dispatcher:
         if self._share and (groups.shared or self._poller.due):
             due, self._poller.due = self._poller.due, []
             self._share(self, groups.take_shared(), due)
+
+    def _tell_of_lost(self) -> None:
+        """Let other sections look for jobs that were made available unheard."""
+        # Its own are found from the start on.
+        if self._share and self._poller.is_promoting:
+            self._share(self, (), None)
+        self._poller.is_promoting = False
 
     def _prepare_claim(self) -> tuple[Batch, Batch]:
         """A claim, and a jump past jobs that cannot run; either may be empty."""

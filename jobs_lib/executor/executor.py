@@ -270,7 +270,7 @@ class Executor:
         self,
         sender: Dispatcher,
         groups: Sequence[tuple[str, str, str | None]],
-        due: Sequence[tuple[str, int, str | None, str]],
+        due: Sequence[tuple[str, int, str | None, str]] | None,
     ) -> None:
         """Pass on to the other sections what one section found of theirs.
 
@@ -278,7 +278,8 @@ class Executor:
             sender: the dispatcher that found it.
             groups: origin, group, and the type with which it goes on; None if it may
                 go on behind jobs that another section has in flight.
-            due: jobs that may run now: origin, id, group and type.
+            due: jobs that may run now: origin, id, group and type; None if nobody
+                knows which.
         """
         for dispatcher in self._dispatchers:
             if dispatcher.section == sender.section:
@@ -290,7 +291,9 @@ class Executor:
             ]
             if concerned:
                 dispatcher.follow(concerned)
-            if due:
+            if due is None:
+                dispatcher.look_back()
+            elif due:
                 dispatcher.take_due(due)
 
     @property

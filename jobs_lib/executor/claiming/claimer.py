@@ -407,6 +407,11 @@ class Claimer:
             if self.scope.is_own(type_):
                 self.wanted.add({job_id: origin})
 
+    def look_back(self) -> None:
+        """Sweep all: jobs behind the cursors are available, and nobody knows which."""
+        for cursor in self.cursors.values():
+            cursor.far.want(0)
+
     def take_late(self, late: Mapping[int, str]) -> None:
         """Claim by id these jobs, which were committed late: ids with their origins."""
         self.wanted.add({i: o for i, o in late.items() if i not in self.passed})

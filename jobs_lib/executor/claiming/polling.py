@@ -42,6 +42,9 @@ class Poller:
         """Jobs that somebody asked to stop."""
         self.due: list[Due] = []
         """Due jobs of other sections' types, to be passed on."""
+        self.is_promoting = False
+        """Whether due jobs may be available since the last answer: nobody knows which.
+        """
         self._many_cancelled = False
         self._claimer = claimer
         self._longest = poll_interval
@@ -87,6 +90,7 @@ class Poller:
         if now >= self._due_at:
             self._due_at = math.inf
             promote = "promote", self._prepare_promote()
+            self.is_promoting = True
             batches.append(Batch([(promote, self._read_promoted)]))
         if now >= self._next_at:
             # A process that enqueues sends a hint every five milliseconds: one poll
@@ -188,6 +192,7 @@ class Poller:
         self.cancelled = frozenset(job_id for (job_id,) in rows)
 
     def _read_promoted(self, rows: list[Due]) -> None:
+        self.is_promoting = False
         self._claimer.take_due(rows)
         others = self._claimer.section.others
         self.due += [

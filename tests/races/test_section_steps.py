@@ -1,0 +1,106 @@
+"""Sections of one executor, whose dispatchers the test moves step by step."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from jobs_lib.executor.claiming.late_commits import LateCommits
+from jobs_lib.executor.executor import Executor
+from tests.operating.helpers import add_owner
+from tests.races.conftest import ORIGIN
+from tests.support.apps import make_app
+from tests.support.stepping import HeldRoundTrip, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jobs_lib import Job
+    from jobs_lib.executor.dispatcher import Dispatcher
+
+
+class Section:
+    """The dispatcher of one section for the origin; it never sleeps."""
+
+    def __init__(self, dispatcher: Dispatcher, round_trip: HeldRoundTrip) -> None:
+        self.dispatcher = dispatcher
+        self.round_trip = round_trip
+
+    def close(self) -> None:
+        """Release what it holds on the machine."""
+        self.dispatcher._wakeup.close()
+        self.round_trip._connection.close()
+
+    def lose_answer(self) -> None:
+        """Lose the connection before the answer of the next round comes."""
+
+        def lose() -> None:
+            raise psycopg.OperationalError("the connection is lost")
+
+        self.round_trip.after = lose
+        with pytest.raises(psycopg.OperationalError):
+            self.rounds(1)
+        self.round_trip.after = nothing
+        self.dispatcher._doubt(psycopg.OperationalError())
+        self.dispatcher._recover(self.round_trip)
+
+    def rounds(self, count: int = 4) -> list[int]:
+        """Make some rounds; return the jobs that they have claimed."""
+        flying = self.dispatcher._claimer.in_flight.jobs
+        before = {*flying}
+        poller = self.dispatcher._poller
+        for _ in range(count):
+            poller._next_at = poller._due_at = poller._late_commits._next_at = 0.0
+            self.dispatcher._round(self.round_trip)
+        return sorted(flying.keys() - before)
+
+
+@pytest.fixture
+def sections(database, admin, monkeypatch) -> Iterator[tuple[Section, Section]]:
+    """The sections of ``book`` and of ``send``; no sweep finds jobs by chance."""
+    monkeypatch.setattr(LateCommits, "note_horizon", lambda *_: None)
+    app = make_app(database.url, notify=False)
+
+    @app.job(group="key")
+    def book(job: Job, key: str | None = None) -> None: ...
+
+    @app.job(group="key", workers=1)
+    def send(job: Job, key: str | None = None) -> None: ...
+
+    owner = add_owner(admin, origin=ORIGIN)
+    executor = Executor(database, app.jobs, owner, UUID(int=1), app.settings)
+    made = []
+    for dispatchers in executor._sections:
+        dispatcher = dispatchers[1]
+        connection = database.connect("section")
+        made.append(
+            Section(
+                dispatcher, HeldRoundTrip(connection, database.queries, prepare=True)
+            )
+        )
+        dispatcher.take({ORIGIN: 7})
+    yield made[0], made[1]
+    for one in made:
+        one.close()
+
+
+@pytest.mark.guarantee("S17")
+def test_a_due_job_runs_though_the_section_that_has_found_it_hears_no_answer(
+    sections, admin, connect
+):
+    booking, sending = sections
+    with connect() as caller:
+        later = datetime.now(UTC) + timedelta(hours=1)
+        send = sending.dispatcher._claimer.early_ends._types["send"]
+        job = send.options(origin=ORIGIN, run_at=later).enqueue(caller)
+    assert booking.rounds() == sending.rounds() == []
+    admin.execute("update jobs_lib.jobs set run_at = clock_timestamp()")
+    # The other section makes the job available, and loses its connection.
+    booking.lose_answer()
+    states = admin.execute("select state from jobs_lib.jobs").fetchall()
+    assert states == [("available",)]
+    assert sending.rounds() == [job]
