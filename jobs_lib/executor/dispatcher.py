@@ -267,8 +267,10 @@ class Dispatcher:
 
     def _round(self, round_trip: RoundTrip) -> None:
         self._commands.run()
-        self._collect()
         self._release_old()
+        # Only now: the claim asks by id for the head of a lane that was taken back, and
+        # finds it once what has run of that lane is settled.
+        self._collect()
         gated = self._claimer.gated
         gated.look()
         opened = Batch()

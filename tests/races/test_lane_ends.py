@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.executor.claiming.late_commits import LateCommits
+from jobs_lib.executor.lane import Lane
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
 
 if TYPE_CHECKING:
+    from jobs_lib.executor.lane import Item
     from tests.support.stepping import Pod
 
 
@@ -71,3 +73,34 @@ def test_a_newer_job_that_comes_as_a_failed_ones_lane_ends_runs(scene, pod, betw
     pod.round(before=lambda: jobs.append(scene.enqueue(type_="last", group="g")))
     assert run(pod, 6) == jobs
     assert scene.ends(failing) == ["superseded"]
+
+
+@pytest.mark.guarantee("S10")
+def test_a_lane_that_is_taken_back_as_its_job_ends_goes_on(scene, pod, monkeypatch):
+    first, second = scene.enqueue(group="g"), scene.enqueue(group="g")
+    waiting = scene.enqueue()
+    pod.rounds()
+    job = pod.start([isinstance(one, Lane) for one in pod.startable].index(True))
+    dispatcher = pod.dispatcher
+    dispatcher._aged = pod.claimer.seq
+    dispatcher._aged_at = 0.0
+
+    def end_job() -> None:
+        # As a batch's worker does, which leaves the rest of the lane to another one.
+        monkeypatch.undo()
+        monkeypatch.setattr(LateCommits, "is_due", lambda self: False)
+        pod.finish(job)
+        pod._begun.remove(job.lane)
+        pod.hands.put([job.lane])
+
+    # Old jobs wait: in this moment their dispatcher takes back all that do.
+    take_back = pod.hands.take_back
+
+    def take_back_then(ended: object) -> list[Item]:
+        end_job()
+        return take_back(ended)
+
+    monkeypatch.setattr(pod.hands, "take_back", take_back_then)
+    pod.round()
+    assert job.id == first
+    assert sorted(run(pod)) == [second, waiting]
