@@ -293,7 +293,9 @@ class Dispatcher:
         batches = [b for b in (settle, slots, *polls, opened, jump, claim) if b]
         if not batches:
             settle.read()
-            self._sleep()
+            # In the last round it has been woken already, and nobody wakes it again.
+            if not self._stopping.is_set():
+                self._sleep()
             return
         answers, failure = round_trip.exchange(
             *[batch.statements for batch in batches], meanwhile=self._measure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -172,3 +173,15 @@ def others_run_them_all(database_url, wait_for, started: set[str]) -> None:
         wait_for(lambda: len(seen) == 6, timeout=30, what="others run them all")
     assert started < set(seen)
     assert set(seen.values()) == {(1, 0)}
+
+
+def test_a_dispatcher_that_stops_sleeps_no_more(scene, monkeypatch):
+    pod = scene.pod()
+    wait = Mock(return_value=[])
+    monkeypatch.setattr(pod.dispatcher._wakeup, "wait", wait)
+    pod.dispatcher._round(pod.round_trip)
+    assert wait.call_count == 1
+    # Nobody would wake it: it makes its last round because it was woken.
+    pod.dispatcher._stopping.set()
+    pod.dispatcher._round(pod.round_trip)
+    assert wait.call_count == 1
