@@ -66,7 +66,7 @@ class Dispatcher:
         workers: WorkerPool,
         pace: Pace,
         poll_interval: float,
-        hinted: Callable[[str], None] | None,
+        hinted: Callable[[str], bool] | None,
         receives_hints: Callable[[], bool],
         meter: Meter | None = None,
         limiter: Limiter | None = None,
@@ -83,8 +83,8 @@ class Dispatcher:
             workers: runs them.
             pace: says how many may be in flight.
             poll_interval: seconds between two polls, when idle.
-            hinted: called with hints that may concern others; None to listen to no
-                hints.
+            hinted: called with hints, for others that they concern; returns whether
+                there are any. None to listen to no hints.
             receives_hints: says whether hints can come now, to any dispatcher.
             meter: counts the jobs' outcomes; None not to count.
             limiter: passes jobs on to the workers if their type has a limit.
@@ -428,8 +428,7 @@ class Dispatcher:
 
     def _hear(self, origin: str) -> None:
         self._claimer.windows.hint(origin)
-        if self._hinted is not None and origin not in self._claimer.cursors:
-            self._hinted(origin)
+        if self._hinted is not None and self._hinted(origin):
             _yield()
 
     def _take_back(self) -> None:

@@ -245,14 +245,20 @@ class Executor:
         for dispatcher, share in self._share(jobs.values()):
             dispatcher.hurry({i: o for i, o in jobs.items() if o in share})
 
-    def _hint(self, origin: str) -> None:
-        """Pass on the first dispatcher's hint; one without an origin is for all."""
+    def _hint(self, origin: str) -> bool:
+        """Pass on the first dispatcher's hint; one without an origin is for all.
+
+        Return whether it concerns others: an origin has a dispatcher in each section.
+        """
         listener = self._sections[0][0]
+        told = False
         for dispatchers in self._sections:
             for place, dispatcher in enumerate(dispatchers):
                 concerned = not origin or place == _place(origin, len(dispatchers))
                 if concerned and dispatcher is not listener:
                     dispatcher.hint(origin)
+                    told = True
+        return told
 
     def _receives_hints(self) -> bool:
         return self._sections[0][0].receives_hints

@@ -30,11 +30,6 @@ class Section:
         self.dispatcher = dispatcher
         self.round_trip = round_trip
 
-    def close(self) -> None:
-        """Release what it holds on the machine."""
-        self.dispatcher._wakeup.close()
-        self.round_trip._connection.close()
-
     def lose_answer(self) -> None:
         """Lose the connection before the answer of the next round comes."""
 
@@ -60,9 +55,8 @@ class Section:
 
 
 @pytest.fixture
-def sections(database, admin, monkeypatch) -> Iterator[tuple[Section, Section]]:
-    """The sections of ``book`` and of ``send``; no sweep finds jobs by chance."""
-    monkeypatch.setattr(LateCommits, "note_horizon", lambda *_: None)
+def executor(database, admin) -> Iterator[Executor]:
+    """An executor with a section for ``book``, and one for ``send``."""
     app = make_app(database.url, notify=False)
 
     @app.job(group="key")
@@ -73,6 +67,15 @@ def sections(database, admin, monkeypatch) -> Iterator[tuple[Section, Section]]:
 
     owner = add_owner(admin, origin=ORIGIN)
     executor = Executor(database, app.jobs, owner, UUID(int=1), app.settings)
+    yield executor
+    for dispatcher in executor._dispatchers:
+        dispatcher._wakeup.close()
+
+
+@pytest.fixture
+def sections(database, executor, monkeypatch) -> Iterator[tuple[Section, Section]]:
+    """The sections of ``book`` and of ``send``; no sweep finds jobs by chance."""
+    monkeypatch.setattr(LateCommits, "note_horizon", lambda *_: None)
     made = []
     for dispatchers in executor._sections:
         dispatcher = dispatchers[1]
@@ -85,7 +88,7 @@ def sections(database, admin, monkeypatch) -> Iterator[tuple[Section, Section]]:
         dispatcher.take({ORIGIN: 7})
     yield made[0], made[1]
     for one in made:
-        one.close()
+        one.round_trip._connection.close()
 
 
 @pytest.mark.guarantee("S17")
@@ -104,3 +107,18 @@ def test_a_due_job_runs_though_the_section_that_has_found_it_hears_no_answer(
     states = admin.execute("select state from jobs_lib.jobs").fetchall()
     assert states == [("available",)]
     assert sending.rounds() == [job]
+
+
+@pytest.mark.parametrize("origin", ["local/2", "local/3"])
+def test_a_hint_reaches_each_section(executor, origin):
+    executor.take({"local/2": 7, "local/3": 7})
+    for dispatcher in executor._dispatchers:
+        dispatcher._commands.run()
+    listener = executor._dispatchers[0]
+    listener._hear(origin)
+    told = []
+    for dispatcher in executor._dispatchers:
+        dispatcher._commands.run()
+        cursors = dispatcher._claimer.cursors
+        told += [name for name, one in cursors.items() if one.may_have_more]
+    assert told == [origin, origin]
