@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import Mock
+from uuid import UUID
+
 import pytest
 
 from jobs_lib.executor.claiming import passed as module
 from jobs_lib.executor.claiming.passed import Passed
+from jobs_lib.executor.lane import Finished, Lane
+from jobs_lib.executor.limiting.limiter import Limiter
+from jobs_lib.executor.limiting.slots import Slots
+from jobs_lib.executor.section import Section
+from jobs_lib.jobs.limit import Limit
+from jobs_lib.ownership.lease import UNLIMITED
+from tests.support.claimed import make_claimed
 
 ORIGINS = {"local/0", "local/1"}
 
@@ -69,3 +80,28 @@ def test_the_number_of_passed_jobs_is_limited(passed, monkeypatch):
     assert len(passed) == 6
     passed.clear()
     assert not passed.is_overflown
+
+
+def test_what_was_passed_over_comes_once_all_that_waited_is_taken_back():
+    workers: Any = Mock(ran=0, size=4)
+    section = Section(frozenset({"work"}), limit=Limit(1, "tenant"), type_name="work")
+    slots = Slots(section, UUID(int=1), lambda: UNLIMITED, 30.0, lambda: True)
+    limiter = Limiter(workers, slots, is_async=False)
+    dispatchers = [(Finished(), Passed()) for _ in range(2)]
+    woken = []
+    for number, (finished, passed) in enumerate(dispatchers):
+        limiter.serve(finished, passed)
+        finished.wake = lambda number=number: woken.append(number)
+    (ours, _), (_, theirs) = dispatchers
+    lane = Lane("o", 1, None, 1, UUID(int=1), ours)
+    jobs = [make_claimed(lane, number) for number in range(1, 33)]
+    for job in jobs:
+        job.value = "v"
+    limiter.put(jobs)
+    theirs.add("p", "v", 40)
+    assert theirs.take({"p"}, ()) == []
+    woken.clear()
+    assert limiter.take_back(ours) == jobs
+    # None of them may come back: another process has their origin by now.
+    assert woken == [1]
+    assert theirs.take({"p"}, ()) == [("v", "p", 40)]

@@ -126,9 +126,11 @@ class Limiter:
     def take_back(self, finished: Finished) -> list[Item]:
         """Take back a dispatcher's jobs that have not begun, oldest first."""
         taken: list[Item] = []
+        freed: list[Line] = []
         with self._lock:
             for line in self._lines.values():
                 if line.waiting:
+                    freed.append(line)
                     every = _take_all(line.waiting)
                     taken += [
                         item for item in every if _find_finished(item) is finished
@@ -140,6 +142,9 @@ class Limiter:
                     line.most = max(_LEAST, line.most // 4)
                 if not line.waiting:
                     self._lacking.pop(line.value, None)
+        for line in freed:
+            # No job may come back that would ask for more when it ends.
+            self._ask_for_more(line)
         return sorted(taken, key=_get_id)
 
     def cancel(self, job: ClaimedJob) -> None:
@@ -355,14 +360,20 @@ class Limiter:
             self._idle_at = 0.0
             self._finished[0].wake()
         elif any(map(len, self._passed)):
-            self._ask_for_more(line)
+            # All have ended: they are quicker than they come.
+            self._ask_for_more(line, 2)
         return True
 
-    def _ask_for_more(self, line: Line) -> None:
-        """Claim more of a line whose jobs have all ended: some were passed over."""
+    def _ask_for_more(self, line: Line, factor: int = 1) -> None:
+        """Claim jobs of a line that were passed over: fewer wait here now.
+
+        Args:
+            line: with room for more.
+            factor: how many times more of them may wait from now on.
+        """
         for passed, finished in zip(self._passed, self._finished, strict=True):
             if line.value in passed.values:
-                line.most = min(_MANY, line.most * 2)
+                line.most = min(_MANY, line.most * factor)
                 passed.hungry.add(line.value)
                 finished.wake()
 
