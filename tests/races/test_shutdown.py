@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -10,6 +13,7 @@ import pytest
 
 from jobs_lib.service.stopping import describe_wait
 from jobs_lib.service.supervisor import CUT_OFF
+from tests.races.conftest import ORIGIN
 from tests.support.apps import make_app, running
 
 if TYPE_CHECKING:
@@ -185,3 +189,16 @@ def test_a_dispatcher_that_stops_sleeps_no_more(scene, monkeypatch):
     pod.dispatcher._stopping.set()
     pod.dispatcher._round(pod.round_trip)
     assert wait.call_count == 1
+
+
+def test_a_dispatcher_without_origins_waits_for_no_job_that_was_due(scene):
+    scene.enqueue(run_at=datetime.now(UTC) + timedelta(seconds=0.5))
+    pod = scene.pod(ORIGIN)
+    poller = pod.dispatcher._poller
+    pod.round()
+    assert poller._due_at < time.monotonic() + 1
+    pod.dispatcher.release(frozenset([ORIGIN]), 0.0)
+    pod.dispatcher._round(pod.round_trip)
+    assert not pod.claimer.cursors
+    # Otherwise it would not sleep any more from then on.
+    assert poller._due_at == math.inf

@@ -84,7 +84,8 @@ class Poller:
         now = time.monotonic()
         batches: list[Batch] = []
         if not self._claimer.cursors:
-            self._next_at = now + self._longest
+            # Nor is any job due: otherwise it would be time for a poll from then on.
+            self._next_at, self._due_at = now + self._longest, math.inf
             return batches
         # If every origin is paused, only a poll shows that one no longer is.
         if now >= self._due_at:
