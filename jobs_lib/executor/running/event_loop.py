@@ -172,9 +172,8 @@ class AsyncWorkers:
             task.cancel()
 
     def _cancel_one(self, job: ClaimedJob) -> None:
-        for task, running in self._queue.running.items():
-            if running is job:
-                task.cancel()
+        if (task := self._queue.running.get(job)) is not None:
+            task.cancel()
 
     async def _work(self) -> None:
         while not self._queue.stopping:

@@ -134,7 +134,7 @@ class LaneRunner(Generic[WorkerId]):
         limit = queue.limits.get(job.type)
         if limit is None and not queue.is_async:
             return
-        queue.running[self._worker] = job
+        queue.running[job] = self._worker
         if limit is not None:
             job.deadline = job.began + limit
             queue.watch()
@@ -143,7 +143,7 @@ class LaneRunner(Generic[WorkerId]):
         """Let others see it no more; False if its attempt was given up meanwhile."""
         queue = self._queue
         if queue.is_async or job.type in queue.limits:
-            return queue.running.pop(self._worker, None) is not None
+            return queue.running.pop(job, None) is not None
         return True
 
     def _take_of_lane(self, lane: Lane) -> ClaimedJob | None:

@@ -46,8 +46,8 @@ class ReadyQueue(Generic[WorkerId]):
         """Whether no more jobs may begin."""
         self.ready: deque[Item | Turn] = deque()
         """Waits for a worker."""
-        self.running: dict[WorkerId, ClaimedJob] = {}
-        """Running jobs by their worker: all async ones, others with a time limit."""
+        self.running: dict[ClaimedJob, WorkerId] = {}
+        """Running jobs and their workers: all async ones, others with a time limit."""
         self.turns: dict[WorkerId, Turn] = {}
         """Running turns by their worker."""
         self.ran = 0
@@ -81,7 +81,8 @@ class ReadyQueue(Generic[WorkerId]):
         else of it can commit, because the attempt is over in the database. Another
         worker takes the place of this one.
         """
-        if self.running.pop(worker, None) is None:
+        # By the job: its worker may have ended it, and run another one by now.
+        if self.running.pop(job, None) is None:
             return False
         job.timed_out = True
         job.lane.finished.add(job, self.runner.time_out(job))

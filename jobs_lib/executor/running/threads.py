@@ -185,7 +185,7 @@ class ThreadWorkers:
 
     def _watch_limits(self) -> None:
         now = time.monotonic()
-        for thread, job in list(self._queue.running.items()):
+        for job, thread in list(self._queue.running.items()):
             if now < job.deadline:
                 continue
             stack = read_stack(thread)

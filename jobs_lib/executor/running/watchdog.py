@@ -29,7 +29,7 @@ class Watchdog:
 
     def __init__(
         self,
-        running: Mapping[asyncio.Task[None], ClaimedJob],
+        running: Mapping[ClaimedJob, asyncio.Task[None]],
         *,
         call: Callable[[Callable[[], object]], None],
         cancel: Callable[[ClaimedJob], None],
@@ -40,7 +40,8 @@ class Watchdog:
         """Prepare to watch.
 
         Args:
-            running: the jobs that the loop runs, kept up to date by the loop.
+            running: the jobs that the loop runs, kept up to date by the loop, and their
+                tasks.
             call: lets the loop call a function as soon as it can.
             cancel: cancels a running handler.
             give_up: ends an attempt whose handler goes on; returns False if it has
@@ -112,7 +113,7 @@ class Watchdog:
 
     def _watch_limits(self) -> None:
         now = time.monotonic()
-        for task, job in list(self._running.items()):
+        for job, task in list(self._running.items()):
             if now < job.deadline:
                 continue
             if not job.timed_out:
