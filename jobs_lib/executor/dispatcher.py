@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     from jobs_lib.executor.settling.completer import Completer
     from jobs_lib.postgres.database import Database
 
-    Share = Callable[["Dispatcher", Sequence[Shared], Sequence[Due] | None], None]
+    Heard = Callable[[], None] | None
+    Share = Callable[
+        ["Dispatcher", Sequence[Shared], Sequence[Due] | None, Heard], None
+    ]
 
 _BARRED = 0.05
 """Seconds between checks whether the process has its lease back."""
@@ -177,12 +180,19 @@ class Dispatcher:
         """Note a hint of something new in an origin."""
         self._commands.add(lambda: self._claimer.windows.hint(origin))
 
-    def follow(self, groups: Sequence[tuple[str, str]]) -> None:
-        """Go on with groups that another section has passed on, by their origins."""
+    def follow(self, groups: Sequence[tuple[str, str]], heard: Heard = None) -> None:
+        """Go on with groups that another section has passed on.
+
+        Args:
+            groups: origins and groups.
+            heard: called as soon as groups that go on here will be passed back.
+        """
 
         def follow() -> None:
             for origin, group in groups:
                 self._claimer.follow(origin, group)
+            if heard is not None:
+                heard()
 
         self._commands.add(follow)
 
@@ -190,9 +200,13 @@ class Dispatcher:
         """Claim due jobs that another section has found."""
         self._commands.add(lambda: self._claimer.take_due(rows))
 
-    def look_back(self) -> None:
-        """Look for due jobs that another section has lost."""
-        self._commands.add(self._claimer.look_back)
+    def look_back(self, lows: Mapping[str, int] | None = None) -> None:
+        """Look for jobs behind the cursors of which no section can tell.
+
+        Args:
+            lows: the ids behind which they lie, by origin; None for all.
+        """
+        self._commands.add(partial(self._claimer.look_back, lows))
 
     @property
     def receives_hints(self) -> bool:
@@ -336,13 +350,16 @@ class Dispatcher:
         groups = self._claimer.next_groups
         if self._share and (groups.shared or self._poller.due):
             due, self._poller.due = self._poller.due, []
-            self._share(self, groups.take_shared(), due)
+            # Their lanes may end before they hear of the jobs that a jump has passed.
+            jumped = groups.take_jumped()
+            heard = partial(self.look_back, jumped) if jumped else None
+            self._share(self, groups.take_shared(), due, heard)
 
     def _tell_of_lost(self) -> None:
         """Let other sections look for jobs that were made available unheard."""
         # Its own are found from the start on.
         if self._share and self._poller.is_promoting:
-            self._share(self, (), None)
+            self._share(self, (), None, None)
         self._poller.is_promoting = False
 
     def _prepare_claim(self) -> tuple[Batch, Batch]:

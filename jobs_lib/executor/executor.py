@@ -277,6 +277,7 @@ class Executor:
         sender: Dispatcher,
         groups: Sequence[tuple[str, str, str | None]],
         due: Sequence[tuple[str, int, str | None, str]] | None,
+        heard: Callable[[], None] | None,
     ) -> None:
         """Pass on to the other sections what one section found of theirs.
 
@@ -286,6 +287,7 @@ class Executor:
                 go on behind jobs that another section has in flight.
             due: jobs that may run now: origin, id, group and type; None if nobody
                 knows which.
+            heard: called by each that has heard of the groups.
         """
         for dispatcher in self._dispatchers:
             if dispatcher.section == sender.section:
@@ -296,7 +298,7 @@ class Executor:
                 if type_ is None or type_ in dispatcher.section.types
             ]
             if concerned:
-                dispatcher.follow(concerned)
+                dispatcher.follow(concerned, heard)
             if due is None:
                 dispatcher.look_back()
             elif due:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -17,9 +17,10 @@ from tests.support.apps import make_app
 from tests.support.stepping import HeldRoundTrip, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from jobs_lib import Job
+    from jobs_lib.executor.claiming.rows import JumpRow
     from jobs_lib.executor.dispatcher import Dispatcher
 
 
@@ -43,6 +44,13 @@ class Section:
         self.dispatcher._doubt(psycopg.OperationalError())
         self.dispatcher._recover(self.round_trip)
 
+    def end(self, job_id: int) -> None:
+        """Let a job end well, and its lane with it."""
+        job = self.dispatcher._claimer.in_flight.jobs[job_id]
+        job.lane.finished.add(job, None)
+        job.lane.finished.add_lane(job.lane)
+        self.rounds(1)
+
     def rounds(self, count: int = 4) -> list[int]:
         """Make some rounds; return the jobs that they have claimed."""
         flying = self.dispatcher._claimer.in_flight.jobs
@@ -62,7 +70,7 @@ def executor(database, admin) -> Iterator[Executor]:
     @app.job(group="key")
     def book(job: Job, key: str | None = None) -> None: ...
 
-    @app.job(group="key", workers=1)
+    @app.job(group="key", workers=8)
     def send(job: Job, key: str | None = None) -> None: ...
 
     owner = add_owner(admin, origin=ORIGIN)
@@ -122,3 +130,40 @@ def test_a_hint_reaches_each_section(executor, origin):
         cursors = dispatcher._claimer.cursors
         told += [name for name, one in cursors.items() if one.may_have_more]
     assert told == [origin, origin]
+
+
+@pytest.mark.guarantee("S10")
+def test_a_job_that_a_jump_has_passed_runs_though_its_head_has_ended_since(
+    sections, connect, monkeypatch
+):
+    booking, sending = sections
+    types = sending.dispatcher._claimer.early_ends._types
+
+    def enqueue(type_: str, *keys: str) -> list[int]:
+        options = types[type_].options(origin=ORIGIN)
+        with connect() as caller:
+            return [options.enqueue(caller, key=key) for key in keys]
+
+    heads = enqueue("send", "slow", "quick")
+    assert sending.rounds() == heads
+    # They come when the lanes before them have been claimed already.
+    waiting = enqueue("book", *["slow"] * 200)
+    (behind,) = enqueue("book", "quick")
+
+    claimer = booking.dispatcher._claimer
+    read_jump = claimer.read_jump
+
+    def read_late(asked: Mapping[str, Any], row: JumpRow) -> None:
+        # Before this section tells the other one, the head that it has met is gone.
+        assert row.furthest == behind
+        sending.end(heads[1])
+        read_jump(asked, row)
+
+    monkeypatch.setattr(claimer, "read_jump", read_late)
+    assert booking.rounds(5) == []
+    assert claimer.cursors[ORIGIN].at == behind
+    for _ in range(3):
+        sending.rounds(1)
+        booking.rounds(1)
+    assert [*claimer.in_flight.jobs] == [behind]
+    assert waiting[0] < behind

@@ -376,7 +376,7 @@ class Claimer:
         """Note the jobs that a jump has found; the next claim asks for them by id."""
         origin = asked["origin"]
         self.wanted.add(self.windows.read_jump(asked, row, self.in_flight))
-        self.next_groups.note_jump(origin)
+        self.next_groups.note_jump(origin, asked["cursor"])
         self.gated.note(row.closed_sources, row.closed_offsets)
         if row.full_ids and (cursor := self.cursors.get(origin)):
             for value, job_id in zip(row.full_values, row.full_ids, strict=True):
@@ -407,10 +407,15 @@ class Claimer:
             if self.scope.is_own(type_):
                 self.wanted.add({job_id: origin})
 
-    def look_back(self) -> None:
-        """Sweep all: jobs behind the cursors are available, and nobody knows which."""
-        for cursor in self.cursors.values():
-            cursor.far.want(0)
+    def look_back(self, lows: Mapping[str, int] | None) -> None:
+        """Sweep again: jobs behind the cursors may run, and nobody knows which.
+
+        Args:
+            lows: the ids behind which they lie, by origin; None for all.
+        """
+        for origin, cursor in self.cursors.items():
+            if lows is None or origin in lows:
+                cursor.far.want(lows[origin] if lows else 0)
 
     def take_late(self, late: Mapping[int, str]) -> None:
         """Claim by id these jobs, which were committed late: ids with their origins."""

@@ -45,6 +45,9 @@ class NextGroups:
         means from their floor on."""
         self.shared: list[Shared] = []
         """Groups to pass on to other sections."""
+        self.jumped: dict[str, int] = {}
+        """Origins where jumps have passed over groups that are passed on, and the ids
+        behind which they did."""
         self._in_flight = in_flight
         self._group_starts = group_starts
         self._others = others
@@ -142,16 +145,27 @@ class NextGroups:
         elif row.kind == BEHIND and self._others:
             self.shared.append((*key, None))
 
-    def note_jump(self, origin: str) -> None:
-        """A jump has passed over groups whose head others may have in flight."""
+    def note_jump(self, origin: str, low: int) -> None:
+        """A jump has passed over groups whose head others may have in flight.
+
+        Args:
+            origin: of the groups.
+            low: the id behind which it did.
+        """
         if self._others:
             # Only they reach the jobs behind it.
             self.shared.append((origin, "", None))
+            self.jumped[origin] = min(low, self.jumped.get(origin, low))
 
     def take_shared(self) -> list[Shared]:
         """The groups to pass on to other sections; each is returned once."""
         shared, self.shared = self.shared, []
         return shared
+
+    def take_jumped(self) -> dict[str, int]:
+        """Where to look once more when the other sections have heard of the groups."""
+        jumped, self.jumped = self.jumped, {}
+        return jumped
 
     def follow(self, origin: str, group: str) -> None:
         """Go on with a group that another section has passed on.
