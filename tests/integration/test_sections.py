@@ -140,6 +140,32 @@ def test_a_job_behind_anothers_head_is_found_if_that_head_has_ended_since(sides,
     assert booking.claim() == [second]
 
 
+@pytest.mark.guarantee("S10")
+def test_a_section_reports_a_late_job_between_two_of_its_own(sides, admin, connect):
+    booking, sending, _, types = sides
+    book, send = (one.options(origin=ORIGIN, ordered=False) for one in types)
+    with connect() as caller:
+        first = book.enqueue(caller, key="g")
+    slow = connect()
+    late = send.enqueue(slow, key="g")
+    with connect() as caller:
+        third = book.enqueue(caller, key="g")
+    assert booking.claim(looks=True) == [first, third]
+    # The first one takes long, so that the lane is shortened.
+    lane = booking.claimer.in_flight.lanes[ORIGIN, "g"]
+    lane.jobs.popleft()
+    booking.claimer.in_flight.shorten(lane)
+    slow.commit()
+    assert sending.claim(looks=True) == []
+    assert ("g", None) in sending.take_shared()
+    booking.claimer.follow(ORIGIN, "g")
+    booking.end(admin)
+    assert booking.claim() == []
+    assert ("g", "send") in booking.take_shared()
+    sending.claimer.follow(ORIGIN, "g")
+    assert sending.claim() == [late]
+
+
 def test_a_claim_asks_for_more_when_jobs_it_passed_over_have_ended(app, admin):
     @app.job(limit=(1, "tenant"))
     def call(job: Job, tenant: str) -> None: ...

@@ -176,11 +176,13 @@ class NextGroups:
         """
         lanes = self._in_flight.lanes
         if lane := lanes.get((origin, group)):
-            lane.more = True
+            # The job that the other section has met may stand in front of others.
+            lane.more = lane.anew = True
         elif group:
             # Even if it is not known to go on here: its lane may have ended since the
             # other section looked.
             self._in_flight.behind.setdefault((origin, group), 0)
         else:
             for (lies, _), lane in lanes.items():
-                lane.more |= lies == origin
+                if lies == origin:
+                    lane.more = lane.anew = True
