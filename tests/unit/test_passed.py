@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
@@ -88,10 +89,10 @@ def test_what_was_passed_over_comes_once_all_that_waited_is_taken_back():
     slots = Slots(section, UUID(int=1), lambda: UNLIMITED, 30.0, lambda: True)
     limiter = Limiter(workers, slots, is_async=False)
     dispatchers = [(Finished(), Passed()) for _ in range(2)]
-    woken = []
+    woken: list[int] = []
     for number, (finished, passed) in enumerate(dispatchers):
         limiter.serve(finished, passed)
-        finished.wake = lambda number=number: woken.append(number)
+        finished.wake = partial(woken.append, number)
     (ours, _), (_, theirs) = dispatchers
     lane = Lane("o", 1, None, 1, UUID(int=1), ours)
     jobs = [make_claimed(lane, number) for number in range(1, 33)]
