@@ -176,6 +176,10 @@ class Dispatcher:
         """Claim these first: ids, with their origins."""
         self._commands.add(lambda: self._claimer.wanted.hurry(jobs))
 
+    def owns(self, origin: str) -> bool:
+        """Whether it claims from an origin of this name."""
+        return origin in self._claimer.cursors
+
     def hint(self, origin: str) -> None:
         """Note a hint of something new in an origin."""
         self._commands.add(lambda: self._claimer.windows.hint(origin))

@@ -250,14 +250,12 @@ class Executor:
 
         Return whether it concerns others: an origin has a dispatcher in each section.
         """
-        listener = self._sections[0][0]
         told = False
-        for dispatchers in self._sections:
-            for place, dispatcher in enumerate(dispatchers):
-                concerned = not origin or place == _place(origin, len(dispatchers))
-                if concerned and dispatcher is not listener:
-                    dispatcher.hint(origin)
-                    told = True
+        for dispatcher in self._dispatchers[1:]:
+            # It may be no origin at all: anybody may send a NOTIFY.
+            if not origin or dispatcher.owns(origin):
+                dispatcher.hint(origin)
+                told = True
         return told
 
     def _receives_hints(self) -> bool:
