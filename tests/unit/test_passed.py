@@ -11,7 +11,7 @@ import pytest
 
 from jobs_lib.executor.claiming import passed as module
 from jobs_lib.executor.claiming.passed import Passed
-from jobs_lib.executor.lane import Finished, Lane
+from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
 from jobs_lib.executor.limiting.limiter import Limiter
 from jobs_lib.executor.limiting.slots import Slots
 from jobs_lib.executor.section import Section
@@ -83,7 +83,13 @@ def test_the_number_of_passed_jobs_is_limited(passed, monkeypatch):
     assert not passed.is_overflown
 
 
-def test_what_was_passed_over_comes_once_all_that_waited_is_taken_back():
+@pytest.fixture
+def limited() -> tuple[Limiter, Finished, Passed, list[ClaimedJob], list[int]]:
+    """A limiter in which enough jobs of a value wait, so that one was passed over.
+
+    There are two dispatchers: the jobs of one wait here, and the other has passed over
+    one. The last list has the numbers of those that are woken.
+    """
     workers: Any = Mock(ran=0, size=4)
     section = Section(frozenset({"work"}), limit=Limit(1, "tenant"), type_name="work")
     slots = Slots(section, UUID(int=1), lambda: UNLIMITED, 30.0, lambda: True)
@@ -102,7 +108,30 @@ def test_what_was_passed_over_comes_once_all_that_waited_is_taken_back():
     theirs.add("p", "v", 40)
     assert theirs.take({"p"}, ()) == []
     woken.clear()
+    return limiter, ours, theirs, jobs, woken
+
+
+def test_what_was_passed_over_comes_once_all_that_waited_is_taken_back(limited):
+    limiter, ours, theirs, jobs, woken = limited
     assert limiter.take_back(ours) == jobs
     # None of them may come back: another process has their origin by now.
     assert woken == [1]
+    assert theirs.take({"p"}, ()) == [("v", "p", 40)]
+
+
+@pytest.mark.parametrize("end", ["wanted", "aborted"])
+def test_what_was_passed_over_comes_though_the_last_turn_had_to_end(limited, end):
+    limiter, _, theirs, jobs, woken = limited
+    limiter.prepare()
+    limiter._read_count([("v", 1)])
+    line = limiter._lines["v"]
+    assert [line.turn.take() for _ in jobs] == jobs
+    woken.clear()
+    if end == "wanted":
+        # Another process wants the slot.
+        line.allowed = 0
+        assert line.turn.take() is None
+    else:
+        line.turn.abort()
+    assert 1 in woken
     assert theirs.take({"p"}, ()) == [("v", "p", 40)]

@@ -348,20 +348,21 @@ class Limiter:
                 return False
             line.turns -= 1
             turns = []
-            if line.waiting:
-                turns = self._begin([line])
-            else:
+            is_empty = not line.waiting
+            if is_empty:
                 self._lacking.pop(line.value, None)
                 line.held.idle_since = time.monotonic()
+            else:
+                turns = self._begin([line])
         if turns:
             self._workers.put(turns)
         elif must:
             # Other processes want its slot: release it.
             self._idle_at = 0.0
             self._finished[0].wake()
-        elif any(map(len, self._passed)):
-            # All have ended: they are quicker than they come.
-            self._ask_for_more(line, 2)
+        if is_empty and any(map(len, self._passed)):
+            # If they were not cut off, they are quicker than they come.
+            self._ask_for_more(line, 1 if must else 2)
         return True
 
     def _ask_for_more(self, line: Line, factor: int = 1) -> None:
