@@ -11,6 +11,7 @@ import pytest
 
 from jobs_lib.executor.claiming import passed as module
 from jobs_lib.executor.claiming.passed import Passed
+from jobs_lib.executor.claiming.refills import Refills
 from jobs_lib.executor.lane import ClaimedJob, Finished, Lane
 from jobs_lib.executor.limiting.limiter import Limiter
 from jobs_lib.executor.limiting.slots import Slots
@@ -135,3 +136,17 @@ def test_what_was_passed_over_comes_though_the_last_turn_had_to_end(limited, end
         line.turn.abort()
     assert 1 in woken
     assert theirs.take({"p"}, ()) == [("v", "p", 40)]
+
+
+@pytest.mark.parametrize("wanted", [{1: "local/1"}, {}], ids=["paused", "released"])
+def test_a_value_is_not_held_up_by_a_job_of_an_origin_that_may_not_run(wanted):
+    passed = Passed()
+    passed.room = lambda value: 1
+    refills = Refills(passed, "tenant")
+    for number in (1, 2):
+        passed.add(f"local/{number}", "a", number)
+    # There was no room for it in the claim that was to ask for it.
+    assert refills.choose({"local/1", "local/2"}, {}) == {1: "local/1"}
+    passed.hungry.add("a")
+    assert refills.choose({"local/1", "local/2"}, {1: "local/1"}) == {}
+    assert refills.choose({"local/2"}, wanted) == {2: "local/2"}

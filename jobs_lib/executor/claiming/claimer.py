@@ -265,7 +265,7 @@ class Claimer:
         if self.passed or self.passed.is_overflown:
             if self.passed.is_overflown and not self.passed:
                 self._rewind()
-            self.wanted.add(self.refills.choose(active))
+            self.wanted.add(self.refills.choose(active, self.wanted.extra))
 
     # Reading
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jobs_lib.postgres.values import int_array, text_array
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
 
     from jobs_lib.executor.claiming.passed import Passed
 
@@ -33,13 +33,19 @@ class Refills:
         """The suffix of queries that limit by value: see ``_read_queries``."""
         return "_limited" if self.parameter else ""
 
-    def choose(self, active: Container[str]) -> dict[int, str]:
+    def choose(
+        self, active: Container[str], wanted: Mapping[int, str]
+    ) -> dict[int, str]:
         """Ids to ask for, with their origins.
 
         Args:
             active: the origins that may be claimed from.
+            wanted: ids with their origins that claims are still to ask for.
         """
-        taken = self._passed.take(active, {*self._asked.values()})
+        # Not those of origins that were paused or released before they were asked for.
+        asked = self._asked.items()
+        besides = {value for job_id, value in asked if wanted.get(job_id) in active}
+        taken = self._passed.take(active, besides)
         self._asked |= {job_id: value for value, _, job_id in taken}
         return {job_id: origin for _, origin, job_id in taken}
 
