@@ -147,6 +147,5 @@ def test_a_value_is_not_held_up_by_a_job_of_an_origin_that_may_not_run(wanted):
         passed.add(f"local/{number}", "a", number)
     # There was no room for it in the claim that was to ask for it.
     assert refills.choose({"local/1", "local/2"}, {}) == {1: "local/1"}
-    passed.hungry.add("a")
     assert refills.choose({"local/1", "local/2"}, {1: "local/1"}) == {}
     assert refills.choose({"local/2"}, wanted) == {2: "local/2"}

@@ -42,9 +42,10 @@ class Refills:
             active: the origins that may be claimed from.
             wanted: ids with their origins that claims are still to ask for.
         """
-        # Not those of origins that were paused or released before they were asked for.
         asked = self._asked.items()
         besides = {value for job_id, value in asked if wanted.get(job_id) in active}
+        # The origins of these were paused or released before they were asked for.
+        self._passed.hungry.update({*self._asked.values()} - besides)
         taken = self._passed.take(active, besides)
         self._asked |= {job_id: value for value, _, job_id in taken}
         return {job_id: origin for _, origin, job_id in taken}
