@@ -310,8 +310,21 @@ class Consumer:
     def begun(self, partition: Partition) -> None:
         """Note that records of this partition now follow the stored offset."""
         with self._changed:
-            if progress := self._partitions.get(partition):
+            progress = self._partitions.get(partition)
+            if progress is None or progress.leaving:
+                return
+            # Another thread may have set it back since it was to be begun there.
+            if progress.goes_on_from(self._member.get_begun(partition)):
                 progress.reading = True
+            else:
+                self._begin_again(progress)
+
+    def _begin_again(self, progress: Progress) -> None:
+        """Let the client go on behind what waits; the caller holds the lock."""
+        progress.reading = False
+        # Else it is begun as soon as it is settled, or has room.
+        if progress.may_be_read:
+            self._member.begin(progress.partition, progress.next_fetch)
 
     def out_of_range(self, partition: Partition, start: int, end: int) -> None:
         """Note that the partition has no record at the offset to go on from."""
@@ -324,6 +337,7 @@ class Consumer:
                 progress.range = (start, end)
                 self._changed.notify()
                 return
+            progress.oldest = start
         # The group is new: it begins with the oldest record.
         self._member.begin(partition, start)
 

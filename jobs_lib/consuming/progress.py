@@ -114,6 +114,8 @@ class Progress:
     stands still, however far it grows."""
     paused: bool = False
     """Set while Kafka is not asked for more, since the waiting records move slowly."""
+    oldest: int | None = None
+    """If nothing was applied yet: the oldest offset, where that was asked for."""
     held: Held | None = None
     """Set while the next record waits for other groups."""
     busy: bool = False
@@ -177,6 +179,12 @@ class Progress:
         return bool(self.waiting or self.range)
 
     @property
+    def may_be_read(self) -> bool:
+        """Whether its next records may be fetched, and nothing is asked before."""
+        is_unsettled = self.replaced or self.stopped or self.ended or self.range
+        return not (self.paused or is_unsettled)
+
+    @property
     def competes(self) -> bool:
         """Whether a second thread would only compete with it for the interpreter.
 
@@ -229,6 +237,14 @@ class Progress:
     def next_fetch(self) -> int | None:
         """The offset behind the last waiting record."""
         return get_offset(self.waiting[-1]) + 1 if self.waiting else self.stored
+
+    def goes_on_from(self, begun: int) -> bool:
+        """Whether a client that reads from this offset leaves out no record.
+
+        It may be negative: Kafka's own for the oldest record.
+        """
+        following = self.next_fetch
+        return begun <= ((self.oldest or 0) if following is None else following)
 
     def adapt(
         self,
@@ -341,7 +357,7 @@ class Progress:
         self.reading = False
         self.range = self.held = None
         self.replaced = self.stopped = self.ended = self.paused = False
-        self.stored = stored
+        self.stored, self.oldest = stored, None
         self.failed = self.search_until = self.lost_at = self.undone = None
         self.failures, self.retry_at = 0, 0.0
 

@@ -116,6 +116,7 @@ class Recovery:
             # What waited was let go before anything was applied.
             with self._lock:
                 progress.start_again(None)
+                progress.oldest = start
             self._member.begin(progress.partition, start)
             return
         ids = self._read_ids([progress.partition[0]])

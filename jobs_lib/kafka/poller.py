@@ -150,6 +150,10 @@ class Poller:
         self._wanted[partition] = seek
         self._commands.append(seek)
 
+    def get_begun(self, partition: Partition) -> int:
+        """Get where a partition was begun last; call it in the poll thread."""
+        return self._begun[partition]
+
     def pause(self, partition: Partition) -> None:
         """Stop fetching records of a partition for now."""
 

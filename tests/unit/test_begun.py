@@ -1,0 +1,135 @@
+"""A partition is read from where it is to go on, whatever happens before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.consuming.progress import Progress, get_offset
+from jobs_lib.consuming.queues import Queues
+from jobs_lib.kafka.member import GroupMember
+from tests.support.apps import make_app
+
+OURS = ("topic", 0)
+
+
+class Scene:
+    """A consumer with a partition of a member; the test makes each step."""
+
+    def __init__(self, stored: int | None) -> None:
+        self.member = GroupMember(make_app("").settings, "group", ["topic"])
+        self.member._on_assign(Mock(), [TopicPartition(*OURS)])
+        self.consumer = Consumer.__new__(Consumer)
+        queues = Queues(self.member, 1_000_000)
+        self.consumer._member, self.consumer._queues = self.member, queues
+        self.consumer._partitions = queues.partitions
+        self.consumer._changed = queues.changed
+        self.progress = Progress(OURS, 1, stored)
+        queues.partitions[OURS] = self.progress
+        self.member.listen(self.consumer)
+        self.client = Mock()
+
+    def obey(self) -> None:
+        """Let the poll thread do what it was asked for."""
+        self.member._obey(self.client)
+
+    def receive(self, *offsets: int) -> None:
+        """Let records arrive."""
+        arrived: list[Any] = [
+            Mock(
+                topic=Mock(return_value="topic"),
+                partition=Mock(return_value=0),
+                offset=Mock(return_value=at),
+                __len__=Mock(return_value=1),
+            )
+            for at in offsets
+        ]
+        self.consumer.received(arrived)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The offsets of the records that wait."""
+        return [get_offset(one) for one in self.progress.waiting]
+
+    @property
+    def sought(self) -> list[int]:
+        """Where the client was sent to."""
+        return [call.args[0].offset for call in self.client.seek.mock_calls]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A partition whose next offset is 100."""
+    return Scene(100)
+
+
+@pytest.mark.guarantee("W59")
+@pytest.mark.parametrize("stored", [50, None])
+def test_no_record_is_passed_over_if_a_partition_is_set_back_as_it_begins(
+    scene, stored
+):
+    def set_back(_) -> None:
+        # A worker has found another offset, and has not begun it there yet.
+        with scene.consumer._changed:
+            scene.progress.start_again(stored)
+        scene.client.seek.side_effect = None
+
+    scene.client.seek.side_effect = set_back
+    scene.member.begin(OURS, 100)
+    scene.obey()
+    scene.receive(100, 101)
+    assert not scene.waiting
+    scene.member.begin(OURS, stored)
+    scene.obey()
+    scene.receive(*range(50, 53))
+    assert scene.waiting == [50, 51, 52]
+
+
+@pytest.mark.guarantee("W59")
+def test_no_record_is_passed_over_if_a_partition_is_paused_as_it_begins(scene):
+    scene.progress.stored = 90
+
+    def pause(_) -> None:
+        with scene.consumer._changed:
+            scene.consumer._queues.pause(scene.progress)
+        scene.client.seek.side_effect = None
+
+    scene.receive(*range(90, 100))
+    scene.client.seek.side_effect = pause
+    scene.member.begin(OURS, 100)
+    scene.obey()
+    scene.receive(100, 101)
+    assert not scene.waiting
+    with scene.consumer._changed:
+        scene.consumer._queues.refill(scene.progress)
+    scene.obey()
+    scene.receive(*range(90, 93))
+    assert scene.waiting == [90, 91, 92]
+
+
+def test_a_partition_that_was_begun_too_far_by_a_late_thread_is_set_back(scene):
+    for offset in (100, 120):
+        scene.member.begin(OURS, offset)
+        scene.obey()
+    assert not scene.progress.reading
+    scene.receive(120)
+    scene.obey()
+    scene.receive(100)
+    assert scene.sought == [100, 120, 100]
+    assert scene.waiting == [100]
+
+
+def test_a_partition_without_an_offset_begins_with_the_oldest_record():
+    scene = Scene(None)
+    scene.member.begin(OURS, None)
+    scene.obey()
+    assert scene.progress.reading
+    scene.progress.reading = False
+    scene.consumer.out_of_range(OURS, 25, 30)
+    scene.obey()
+    assert scene.progress.reading
+    assert scene.sought == [25]
