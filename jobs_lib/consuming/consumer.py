@@ -299,7 +299,20 @@ class Consumer:
     # The member's side, in the poll thread
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
-        """Do nothing: the ownership has a listener of its own."""
+        """Begin partitions again that come back before the ownership has let them go.
+
+        It sees no change, while the client has forgotten where they were. Others may
+        have had them meanwhile.
+        """
+        with self._changed:
+            for partition in partitions:
+                progress = self._partitions.get(partition)
+                if progress is None or progress.leaving:
+                    continue
+                progress.in_doubt = True
+                # What it has asked for its range may be forgotten, too.
+                progress.stopped |= progress.ended
+                self._begin_again(progress)
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
         """Do nothing, likewise."""

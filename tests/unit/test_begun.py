@@ -133,3 +133,37 @@ def test_a_partition_without_an_offset_begins_with_the_oldest_record():
     scene.obey()
     assert scene.progress.reading
     assert scene.sought == [25]
+
+
+@pytest.mark.parametrize("state", ["", "busy", "doubted"])
+def test_a_partition_that_comes_again_is_read_on_behind_what_waits(scene, state):
+    scene.member.begin(OURS, 100)
+    scene.obey()
+    scene.receive(100, 101)
+    scene.progress.busy, scene.progress.in_doubt = state == "busy", state == "doubted"
+    scene.member._on_lost(Mock(), [TopicPartition(*OURS)])
+    scene.member._on_assign(Mock(), [TopicPartition(*OURS)])
+    scene.receive(0, 102)
+    scene.obey()
+    scene.receive(102, 103)
+    assert scene.sought == [100, 102]
+    assert scene.waiting == [100, 101, 102, 103]
+    # Others may have moved its offset.
+    assert scene.progress.in_doubt
+
+
+@pytest.mark.parametrize("state", ["paused", "stopped", "replaced", "range", "leaving"])
+def test_a_partition_that_comes_again_is_not_read_before_it_may_be(scene, state):
+    setattr(scene.progress, state, (5, 9) if state == "range" else True)
+    scene.member._on_lost(Mock(), [TopicPartition(*OURS)])
+    scene.member._on_assign(Mock(), [TopicPartition(*OURS)])
+    scene.obey()
+    assert not scene.client.mock_calls
+
+
+def test_a_partition_that_had_ended_is_asked_for_its_range_again(scene):
+    # What it has asked for was forgotten with its client.
+    scene.progress.ended = True
+    scene.consumer.assigned(frozenset({OURS}))
+    assert scene.progress.stopped
+    assert not scene.member._commands
