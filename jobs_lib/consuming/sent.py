@@ -58,6 +58,7 @@ class Sent:
         Returns an offset for each partition of which one is known; it is not above the
         given one.
         """
+        self._set_back(offsets)
         if time.monotonic() >= self._next_at:
             began = time.monotonic()
             self._look(connection, dict(offsets))
@@ -68,6 +69,14 @@ class Sent:
             for one, at in offsets.items()
             if one in self._sent
         }
+
+    def _set_back(self, offsets: Mapping[Partition, int]) -> None:
+        """Go back with offsets: what is done again writes rows that have to leave."""
+        awaited = {} if self._awaited is None else self._awaited.offsets
+        for known in (self._sent, awaited):
+            for one, at in offsets.items():
+                if at < known.get(one, at):
+                    known[one] = at
 
     def _look(self, connection: Session[Any], offsets: dict[Partition, int]) -> None:
         if self._awaited is not None and self._has_left(connection, self._awaited):

@@ -91,6 +91,24 @@ def test_an_offset_that_is_set_back_is_not_sent_further(topic, find):
 
 
 @pytest.mark.guarantee("K5")
+def test_what_is_done_again_after_a_rewind_has_to_leave_again(
+    app, topic, admin, connect, find
+):
+    assert find(9) == 9
+    with connect() as conn:
+        topic.send(conn, key=KEYS[0], value={})
+    assert find(10) == 9
+    assert find(4) == 4
+    with connect() as conn:
+        topic.send(conn, key=KEYS[1], value={})
+    assert find(5) == 4
+    delete(admin, KEYS[0])
+    assert find(5) == 4
+    delete(admin, KEYS[1])
+    assert find(5) == 5
+
+
+@pytest.mark.guarantee("K5")
 def test_another_server_may_lack_what_was_sent(monkeypatch):
     monkeypatch.setattr("jobs_lib.consuming.sent._SHARE", 1e9)
     connection = answer(
