@@ -128,13 +128,14 @@ class TimeLimits:
 
     def _add(self, call: TimedCall) -> None:
         with self._lock:
+            if not self._is_watched:
+                # It may fail, where the process may have no more threads: the next
+                # call tries again.
+                threading.Thread(
+                    target=self._watch, name="jobs_lib time limits", daemon=True
+                ).start()
+                self._is_watched = True
             self._running.add(call)
-            if self._is_watched:
-                return
-            self._is_watched = True
-        threading.Thread(
-            target=self._watch, name="jobs_lib time limits", daemon=True
-        ).start()
 
     def _remove(self, call: TimedCall) -> bool:
         with self._lock:

@@ -97,12 +97,18 @@ class Wakeup:
         if time.monotonic() >= self._next_try:
             self._connecting = True
             # In a thread: a host that does not answer must delay hints, not claims.
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._connect,
                 args=(self._channel,),
                 name="jobs_lib hints",
                 daemon=True,
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # The process may have no more threads for a while.
+                self._connecting = False
+                self._fail(error)
 
     def _connect(self, channel: str) -> None:
         try:

@@ -85,3 +85,22 @@ def test_a_connection_failure_after_the_close_is_not_reported(wait_for, monkeypa
         answer.set()
         wait_for(lambda: not wakeup._connecting, what="the attempt has ended")
     assert not failed
+
+
+def test_hints_come_once_the_process_may_have_one_more_thread(
+    database, wait_for, monkeypatch
+):
+    def refuse(_) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with contextlib.closing(Wakeup(database, database.channel)) as wakeup:
+        with monkeypatch.context() as patched, heard("loop.failed") as failed:
+            patched.setattr(threading.Thread, "start", refuse)
+            wakeup.wait(0)
+        assert len(failed) == 1
+
+        def receives_hints() -> bool:
+            wakeup.wait(0)
+            return wakeup.receives_hints
+
+        wait_for(receives_hints, timeout=10, what="hints can come")
