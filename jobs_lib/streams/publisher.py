@@ -205,6 +205,11 @@ class EventProducer:
                 f"an event of {event.topic!r} was not sent: {len(self._producer):,} "
                 "events wait for Kafka already. Try again later"
             ) from None
+        if self._loop.stopping.is_set():
+            # Its thread may have ended just before, and nobody would hear of the event.
+            threading.Thread(
+                target=self._poll_to_end, name="jobs_lib last event", daemon=True
+            ).start()
         return outcome
 
     def explain(
@@ -270,6 +275,10 @@ class EventProducer:
         # What the last flush has heard.
         self._tell()
 
+    def _poll_to_end(self) -> None:
+        for _ in self._poll():
+            pass
+
     def _hear(
         self,
         outcome: Outcome,
@@ -298,7 +307,10 @@ class EventProducer:
         turns with this thread, and its next event would leave alone.
         """
         while self._heard:
-            outcome, result = self._heard.popleft()
+            try:
+                outcome, result = self._heard.popleft()
+            except IndexError:
+                return  # another thread tells them, too, at the end
             outcome.settle(result)
 
 

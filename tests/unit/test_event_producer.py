@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -110,3 +111,21 @@ def test_an_event_that_may_be_stored_is_unknown_although_a_login_is_refused(
     with pytest.raises(UnknownPublishError, match=r"'alice' in.*Nobody knows") as told:
         outcome.wait()
     assert "the same request id" in str(told.value)
+
+
+@pytest.mark.guarantee("T5")
+def test_an_event_that_comes_as_its_producer_is_closed_gets_its_place(producer, client):
+    # A thread has found the producer, and another one closes the app.
+    producer.close()
+    outcome = send(producer)
+    client.answer(0, offset=7)
+    wait_for_end(outcome)
+    assert outcome.wait() == Place(0, 7)
+
+
+def wait_for_end(outcome: Outcome) -> None:
+    """Wait until it is known, but not for ever."""
+    waiting = threading.Thread(target=outcome.wait, daemon=True)
+    waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
