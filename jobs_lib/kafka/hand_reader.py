@@ -63,6 +63,8 @@ class HandReader(Poller):
                 listener.begun(partition)
             return True
 
+        # One that came too early must not move it afterwards.
+        self._wanted[partition] = assign
         self._commands.append(assign)
         self.poll_soon()
 

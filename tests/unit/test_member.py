@@ -12,6 +12,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from jobs_lib.kafka.hand_reader import HandReader
 from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import make_app
 
@@ -116,3 +117,22 @@ def test_a_partition_that_was_begun_too_early_stays_paused_if_it_was_paused_sinc
     assert OURS in member._paused
     assert not consumer.resume.called
     assert not member._commands
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_partition_that_was_begun_too_early_stays_where_it_was_assigned_since(
+    is_left,
+):
+    reader = HandReader(make_app("").settings, "group", lambda: 0.0)
+    reader.assign(OURS, 5)
+    consumer = Mock()
+    reader._obey(consumer)
+    consumer.seek.side_effect = [make_early(), None]
+    reader.begin(OURS, 10)
+    if is_left:
+        reader.unassign(OURS)
+    reader.assign(OURS, 7)
+    for _ in range(3):
+        reader._obey(consumer)
+    assert reader._begun[OURS] == 7
+    assert not reader._commands
