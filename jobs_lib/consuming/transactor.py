@@ -268,6 +268,8 @@ class Transactor:
             consumer.incremental_assign(places)
         else:
             consumer.assign(places)
+        # The client keeps it in mind that one was held when it left.
+        consumer.resume(places)
         for at in places:
             self._next[at.topic, at.partition] = max(at.offset, 0)
 

@@ -56,6 +56,8 @@ class HandReader(Poller):
             if partition in self._assigned:
                 consumer.incremental_unassign([at])
             consumer.incremental_assign([at])
+            # The client keeps it in mind that a partition was paused, also without it.
+            consumer.resume([at])
             self._forget([partition])
             self._assigned.add(partition)
             self._begun[partition] = offset

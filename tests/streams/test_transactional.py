@@ -7,10 +7,14 @@ import string
 import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from jobs_lib import ConfigurationError, Record, RefusedError
+from jobs_lib.consuming import transactor
+from jobs_lib.consuming.transactor import Transactor
 from tests.support.apps import heard, running
 from tests.support.processes.processors import COPY_STEPS, declare_copying
 from tests.support.processes.publishers import MAY_PUBLISH
@@ -189,6 +193,40 @@ def test_a_record_that_fails_holds_its_own_partition_and_commits_those_before(
         )
         may_go_on.set()
         assert await_copies(10) == [*range(10)]
+
+
+@pytest.mark.guarantee("T19")
+def test_a_partition_that_leaves_and_comes_again_while_it_waits_goes_on(
+    make, own_broker, name, target, await_copies, monkeypatch
+):
+    # No retry comes before the rebalance.
+    monkeypatch.setattr(transactor, "RECONNECT", Mock(delay=lambda _: 60.0))
+    resume = Transactor._resume
+
+    def rebalance(self, consumer) -> None:
+        resume(self, consumer)
+        places = [TopicPartition(*one) for one in self._held]
+        if places:
+            self._on_revoke(consumer, places)
+            consumer.incremental_unassign(places)
+            self._on_assign(consumer, places)
+
+    monkeypatch.setattr(Transactor, "_resume", rebalance)
+    app = make()
+    stream = app.stream(target)
+    failing = {4}
+
+    @app.transactional(name, group=f"{name}-copy")
+    def copy(record):
+        if record.value["n"] in failing:
+            failing.clear()
+            raise ValueError("a fault in the function")
+        return stream.event(record.key, record.value)
+
+    with heard("record.failed") as failed, running(app, "consumers"):
+        send(own_broker, name, range(10))
+        assert await_copies(10) == [*range(10)]
+    assert len(failed) == 1
 
 
 @pytest.mark.guarantee("T19")
