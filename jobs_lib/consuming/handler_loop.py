@@ -22,6 +22,8 @@ _NAME = "jobs_lib handlers"
 _LAST_SECONDS = 1.0
 """Seconds that cancelled handlers have to end."""
 _ANSWER_WITHIN = 0.1
+_LOOK_SECONDS = 1.0
+"""Seconds between two looks whether the loop is still there."""
 
 
 class HandlerLoop:
@@ -102,7 +104,17 @@ class AsyncCall:
 
     def wait(self) -> Any:
         """Wait until the handler has ended, and raise what it raised."""
-        return self._ended.result()
+        while True:
+            try:
+                return self._ended.result(_LOOK_SECONDS)
+            except TimeoutError:
+                # A call that came as the loop ended is neither run nor cancelled. Its
+                # thread has a transaction open.
+                is_over = self._loop.is_closed()
+                if self._ended.done():
+                    return self._ended.result()  # the error is its own
+                if is_over:
+                    raise asyncio.CancelledError from None
 
     def cancel(self) -> None:
         """Cancel the handler, which may take its time, or go on."""
