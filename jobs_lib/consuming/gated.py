@@ -136,8 +136,10 @@ class Gated:
                     continue
                 if now > held.since + _TELL_SECONDS:
                     waiting[partition] = held
+                # What the log may not have any more is not asked for again.
+                is_there = progress.range is None
                 is_idle = bool(progress.waiting) and not progress.busy
-                if is_idle and now > held.since + _KEEP_SECONDS:
+                if is_there and is_idle and now > held.since + _KEEP_SECONDS:
                     self._queues.pause(progress)
             events = [*self._find_events(waiting, now)]
         for event, fields in events:

@@ -62,7 +62,9 @@ class Queues:
             for progress in flowing:
                 if progress.waiting_bytes >= self._share:
                     progress.paused, progress.reading = True, False
-                    progress.let_go(self._share)
+                    # Else the log may not have them any more.
+                    if progress.range is None:
+                        progress.let_go(self._share)
                     self._member.pause(progress.partition)
             return True
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from jobs_lib.consuming.progress import Progress
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.share import Share
+from jobs_lib.kafka import fullness
 
 
 @pytest.fixture
@@ -168,3 +169,20 @@ def test_records_that_come_twice_are_queued_once(queues):
     for offsets in ((2, 3, 4), (3, 4, 5), (6,)):
         queues.add(make(*offsets))
     assert [one.offset() for one in progress.waiting] == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_only_what_the_log_may_have_yet_is_let_go(monkeypatch, is_there):
+    monkeypatch.setattr(fullness, "_SECONDS", 0.0)
+    queues = Queues(Mock(), 10_000)
+    for number in (0, 1):
+        queues.partitions["topic", number] = Progress(("topic", number), 1, 0)
+    full, other = queues.partitions.values()
+    full.push([Mock(__len__=Mock(return_value=1_000)) for _ in range(9)])
+    full.range = None if is_there else (20, 30)
+    assert queues.has_room()
+    assert len(full.waiting) == (2 if is_there else 9)
+    # It does not keep the others waiting.
+    assert full.paused
+    assert not other.paused
+    assert queues.has_room()

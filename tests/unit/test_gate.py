@@ -323,6 +323,18 @@ def test_records_of_a_partition_that_waits_for_long_are_read_again(
     member.begin.assert_called_once_with(("t", 0), 4)
 
 
+def test_records_that_wait_for_long_are_kept_if_the_log_lost_those_behind(
+    gated, queues
+):
+    progress = hold(gated, queues)
+    # It may have lost these, too.
+    progress.range = (20, 30)
+    assert progress.held is not None
+    progress.held.since -= module._KEEP_SECONDS + 1
+    gated.look()
+    assert len(progress.waiting) == 6
+
+
 def test_a_partition_that_a_thread_has_keeps_its_records(gated, queues):
     progress = hold(gated, queues)
     assert progress.held is not None
