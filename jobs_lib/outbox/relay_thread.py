@@ -415,9 +415,10 @@ class RelayThread:
             {"shards": int_array(sorted(epochs))},
             prepare=True,
         ).fetchall()
-        for topic, key, held_id, shard, row_id in due:
+        for topic, key, held_id, shard, row_id, server in due:
             if time.monotonic() > until or self._stopping.is_set():
                 return True
+            self._server = server
             hold = Hold(topic, key, held_id, "")
             self._attempt(
                 connection,

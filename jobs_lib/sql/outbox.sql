@@ -515,8 +515,9 @@ from moved
 -- Find due holds whose first row is in one of the shards. Until that row is sent, none
 -- of the others may go. Due holds are at both ends of the index; the others between
 -- them, perhaps 100,000, are not read. For that, `due` uses the statement's time: an
--- index cannot be searched with a clock that goes on.
-select h.topic, h.key, h.row_id, r.shard, r.id
+-- index cannot be searched with a clock that goes on. The server is returned with them,
+-- since there may be no other rows that tell which one it is now.
+select h.topic, h.key, h.row_id, r.shard, r.id, {server}
 from (
     select h.* from {schema}.holds h where h.retry_at <= statement_timestamp()
     union all

@@ -459,7 +459,7 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
         admin.execute(ahead, (600,))
         assert not find_due()
         admin.execute(ahead, (3600,))
-        assert [row_id for *_, row_id in find_due()] == [first.row_id]
+        assert [row_id for *_, row_id, _ in find_due()] == [first.row_id]
         # Kafka refuses the row again, and it waits from now on.
         relay.hold(connection, 0, kept)
         assert admin.execute(shown).fetchone() == (before + 1, True)

@@ -18,6 +18,7 @@ from jobs_lib import operating
 from jobs_lib.cli.main import cli
 from jobs_lib.errors import OperatingError
 from jobs_lib.outbox.producers import ShardProducers
+from jobs_lib.outbox.relay_thread import RelayThread
 from jobs_lib.partitioner import choose_shard
 from tests import support
 from tests.support.apps import count, count_unsent, heard, make_app, running
@@ -239,6 +240,36 @@ def test_the_rows_of_a_missing_topic_wait_for_it(
     for n in range(20):
         # Rows that are tried singly may come again; none is missing or out of order.
         assert [int(v) for v in found[f"k{n}"]] == list(range(n, 100, 20))
+
+
+def test_a_held_row_leaves_once_although_the_server_was_started_again(
+    app, admin, topic, connect, bootstrap_servers, kafka_admin, await_left, monkeypatch
+):
+    relays: list[RelayThread] = []
+    start = RelayThread.start
+
+    def keep(self: RelayThread) -> None:
+        relays.append(self)
+        start(self)
+
+    monkeypatch.setattr(RelayThread, "start", keep)
+    missing = app.topic(f"{topic()}-missing", value=int)
+    with connect() as connection:
+        missing.send(connection, key="a", value=1)
+    with running(app, "relay"):
+        await_left(1)
+        # As after a restart: no row but the held one tells which server it is now. No
+        # server was started one microsecond after the epoch.
+        for relay in relays:
+            relay._server = 1
+        support.create_topic(kafka_admin, missing.name, 1, None)
+        try:
+            admin.execute("update jobs_lib.holds set retry_at = now()")
+            await_left(0)
+            found = values(bootstrap_servers, missing)
+        finally:
+            support.delete_topics(kafka_admin, [missing.name])
+    assert found == {"a": [b"1"]}
 
 
 def test_a_state_that_cannot_be_read_holds_its_key_alone(

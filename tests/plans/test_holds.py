@@ -95,7 +95,7 @@ def use_holds(database, admin, connection, relay) -> None:
     )
     query = database.queries["due_holds"]
     due = connection.execute(query, {"shards": [0]}).fetchall()
-    ((topic, key, _, _, row_id),) = due
+    ((topic, key, _, _, row_id, _),) = due
     assert (key, row_id) == (refused.key, refused.row_id)
     lifted = {"topic": topic, "key": key, "row_id": None}
     freed = connection.execute(database.queries["lift_hold"], lifted).fetchone()

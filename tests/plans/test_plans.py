@@ -273,7 +273,7 @@ def use_outbox(database, connection) -> None:
     relay.hold(connection, 3, kept)
     connection.execute("update jobs_lib.holds set retry_at = now()")
     due = connection.execute(database.queries["due_holds"], {"shards": [3]}).fetchall()
-    ((topic, key, _, _, row_id),) = due
+    ((topic, key, _, _, row_id, _),) = due
     assert relay.reader.read_held(connection, 3, 1, row_id)
     relay.read(connection, 3)
     lifted = {"topic": topic, "key": key, "row_id": None}
