@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.kafka.reach import Reach
+from jobs_lib.outbox.listener import Listener
 from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.relay_thread import RelayThread
@@ -70,27 +71,29 @@ class Relay:
                 self._reader,
                 make_producers(),
                 settings.relay_poll_interval,
-                # The first listens for all of them.
-                None if first else self._hint,
                 self._receives_hints,
                 self._stopping,
             )
-            for first in range(SENDERS)
+            for _ in range(SENDERS)
         ]
+        self._listener = Listener(database, self._wake, self._stopping)
 
     @property
     def pulses(self) -> list[Pulse]:
         """The pulses of its threads."""
-        return [sender.pulse for sender in self._senders]
+        senders = [sender.pulse for sender in self._senders]
+        return senders + self._listener.pulses
 
     def start(self) -> None:
         """Start the threads; they send nothing until they are given shards."""
         for sender in self._senders:
             sender.start()
+        self._listener.start()
 
     def stop(self) -> None:
         """Stop the threads. Call after the shards have been released."""
         self._stopping.set()
+        self._listener.stop()
         for sender in self._senders:
             sender.stop()
 
@@ -112,13 +115,12 @@ class Relay:
         for sender, shards in self._share(origins):
             sender.release(shards, deadline)
 
-    def _hint(self) -> None:
-        """Pass a hint on from the first thread to the others."""
-        for sender in self._senders[1:]:
+    def _wake(self) -> None:
+        for sender in self._senders:
             sender.wake()
 
     def _receives_hints(self) -> bool:
-        return self._senders[0].receives_hints
+        return self._listener.receives_hints
 
     def _share(self, origins: Iterable[str]) -> list[tuple[RelayThread, set[int]]]:
         shares: list[set[int]] = [set() for _ in self._senders]

@@ -59,8 +59,7 @@ class RelayThread:
         reader: reads blocks of rows.
         producers: send the blocks.
         poll_interval: seconds between two polls, when idle.
-        hinted: called after hints; None if this thread is not the one that listens.
-        receives_hints: whether hints can arrive now, on the connection of any thread.
+        receives_hints: whether hints can arrive now, upon which :meth:`wake` is called.
         stopping: set when the thread is to end.
     """
 
@@ -70,7 +69,6 @@ class RelayThread:
         reader: Reader,
         producers: ShardProducers,
         poll_interval: float,
-        hinted: Callable[[], None] | None,
         receives_hints: Callable[[], bool],
         stopping: threading.Event,
     ) -> None:
@@ -78,12 +76,9 @@ class RelayThread:
         self._reader = reader
         self._producers = producers
         self._poll_interval = poll_interval
-        self._hinted = hinted
         self._receives_hints = receives_hints
         self._stopping = stopping
-        listens = database.listens and hinted is not None
-        self._wakeup = Wakeup(database, database.outbox_channel if listens else None)
-        self._turns = 0
+        self._wakeup = Wakeup(database, None)
         self._lock = threading.Lock()
         self._sent = threading.Condition(self._lock)
         self._epochs: dict[int, int] = {}
@@ -131,11 +126,6 @@ class RelayThread:
                 max(0.0, deadline - time.monotonic()),
             )
 
-    @property
-    def receives_hints(self) -> bool:
-        """Whether hints can arrive now; callable from any thread."""
-        return self._wakeup.receives_hints
-
     def wake(self) -> None:
         """Poll for rows now; callable from any thread."""
         self._wakeup.set()
@@ -165,13 +155,7 @@ class RelayThread:
         with self._lock:
             due = [at - now for s, at in self._retry_at.items() if s in self._epochs]
         due.append(self._full_read_at - now)
-        hints = self._wakeup.wait(max(0.0, min([seconds, *due])))
-        # Hints sent while nothing listened are lost, and the pace of polls changes
-        # when listening begins or ends: wake the other threads then, too.
-        turned = self._wakeup.turns != self._turns
-        self._turns = self._wakeup.turns
-        if self._hinted is not None and (hints or turned):
-            self._hinted()
+        self._wakeup.wait(max(0.0, min([seconds, *due])))
 
     def _round(self, connection: psycopg.Connection[Any]) -> bool:
         """One block of every shard that has rows; whether anything moved."""

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from jobs_lib import operating
+from jobs_lib.outbox.relay import SENDERS
 from jobs_lib.partitioner import choose_shard
 from tests.support.apps import count, count_unsent, heard, make_app, running
 
@@ -39,6 +40,45 @@ def declare(app, topic):
         return states
 
     return declare
+
+
+def test_hints_are_heard_while_a_loader_keeps_one_thread_waiting(
+    database_url, bootstrap_servers, topic, admin, connect, wait_for
+):
+    # Without a hint the relay would look for rows after ten minutes.
+    app = make_app(
+        database_url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        relay_poll_interval=600.0,
+    )
+    slow, other = (app.topic(topic(1), value=dict[str, int]) for _ in range(2))
+    loading, go_on = threading.Event(), threading.Event()
+
+    @app.entity(slow, source="slow", key="id")
+    def load(connection, keys: list[str]) -> dict[str, dict[str, int]]:
+        loading.set()
+        go_on.wait(120)
+        return {key: {"n": 1} for key in keys}
+
+    with connect() as connection:
+        slow.send_current(connection, key=key_of_shard(slow.name, 0))
+    with running(app, "relay") as service:
+        try:
+            relay: Any = next(one.worker for one in service._owners)
+            wait_for(relay._receives_hints, timeout=60, what="hints come")
+            assert loading.wait(60)
+            for n in range(2):
+                with connect() as connection:
+                    for shard in range(1, SENDERS):
+                        key = key_of_shard(other.name, shard)
+                        other.send(connection, key=key, value={"n": n})
+                wait_for(
+                    lambda: count(admin, "outbox") == 1,
+                    timeout=30,
+                    what="the rows of the other threads have left",
+                )
+        finally:
+            go_on.set()
 
 
 @pytest.mark.guarantee("I10", "FK10")
