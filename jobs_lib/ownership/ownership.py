@@ -113,6 +113,8 @@ class Ownership:
         """Owned only in the database: the holder has released them, the row has not."""
         self._unnoticed: dict[str, _Unnoticed] = {}
         """Owned, but the holder must not work on them yet."""
+        self._ousted: dict[str, _Unnoticed] = {}
+        """Perhaps owned: it is not known whether the take-over was committed."""
         self._last_epoch = 0
         """The highest epoch that this process ever had in this role."""
         self._released = threading.Condition()
@@ -239,23 +241,44 @@ class Ownership:
                 cut = dict(
                     connection.execute(queries["strip_claims"], parameters).fetchall()
                 )
-        if not rows:
+            taken: dict[str, int] = dict(rows)
+            # Before the commit: if its answer is lost, the row names this process, and
+            # no longer the owner that may not have noticed.
+            self._ousted |= {
+                origin: _Unnoticed(owner, {i: o for i, o in cut.items() if o == origin})
+                for origin, owner in before.items()
+                if origin in taken and owner in others - dead
+            }
+        if not taken:
             return
-        taken: dict[str, int] = dict(rows)
         self._last_epoch = max([self._last_epoch, *taken.values()])
-        unnoticed = {
-            origin: _Unnoticed(owner, {i: o for i, o in cut.items() if o == origin})
-            for origin, owner in before.items()
-            if origin in taken and owner in others - dead and self._jobs is not None
-        }
+        unnoticed = self._find_unnoticed(taken, before, others - dead)
         # Before the origins count as owned: if the holder fails, they are taken again.
         self._hand_on({o: e for o, e in taken.items() if o not in unnoticed}, cut)
         self._unnoticed |= unnoticed
+        for origin in taken:
+            self._ousted.pop(origin, None)
         self._source.took(taken)
         with self._released:
             self._owned |= taken
         self._idle -= taken.keys()
         telemetry.emit("origins.taken", role=self.role, origins=sorted(taken))
+
+    def _find_unnoticed(
+        self, taken: Iterable[str], before: Mapping[str, UUID | None], living: set[UUID]
+    ) -> dict[str, _Unnoticed]:
+        """Find origins that were taken from living owners, now or just before.
+
+        Args:
+            taken: the origins that were taken now.
+            before: their owners before that.
+            living: those of these owners that live, without this process.
+        """
+        if self._jobs is None:
+            return {}
+        doubtful = living | {self._process.id}
+        known = self._unnoticed | self._ousted
+        return {o: known[o] for o in taken if o in known and before[o] in doubtful}
 
     def _hand_on(self, origins: Mapping[str, int], cut: Mapping[int, str]) -> None:
         if origins:
@@ -280,6 +303,9 @@ class Ownership:
             ).fetchall()
         )
         for origin, one in list(self._unnoticed.items()):
+            if origin in self._idle:
+                # It is taken anew, or released, in a moment.
+                continue
             beat = beats.get(one.owner)
             if beat != one.seen:
                 one.seen, one.beats = beat, one.beats + 1

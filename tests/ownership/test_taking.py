@@ -335,3 +335,46 @@ def test_an_origin_taken_from_a_live_owner_can_be_released_before_it_begins(
     source.assign(["t/1"])
     wait_for(lambda: holder.epochs == {"t/1": 3}, what="it begins")
     assert holder.calls == [("take", frozenset({"t/1"}))]
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.guarantee("I4", "I11")
+def test_an_origin_taken_from_a_live_owner_waits_for_it_after_a_failure_too(
+    own, silent, holder, admin, wait_for, monkeypatch
+):
+    admin.execute("update jobs_lib.processes set heartbeat_at = clock_timestamp()")
+    take = holder.take
+
+    def fail(origins):
+        # An answer of the database that is lost does the same.
+        monkeypatch.setattr(holder, "take", take)
+        raise ConnectionError("the take-over is committed, and this is not known")
+
+    monkeypatch.setattr(holder, "take", fail)
+    source = Source()
+    ownership = own(source, stale_after=60.0)
+    source.assign(["t/1", "t/2"])
+    wait_for(lambda: ownership.owned == {"t/1": 3, "t/2": 3}, what="both are taken")
+    assert holder.epochs == {"t/2": 3}
+    admin.execute("delete from jobs_lib.processes where id = %s", (silent,))
+    wait_for(lambda: holder.epochs == {"t/1": 3, "t/2": 3}, what="both begin")
+
+
+@pytest.mark.expects("loop.failed")
+def test_an_origin_whose_release_failed_does_not_begin_before_its_owner_knows(
+    own, silent, holder, admin, wait_for
+):
+    admin.execute("update jobs_lib.processes set heartbeat_at = clock_timestamp()")
+    source = Source()
+    ownership = own(source, stale_after=60.0)
+    source.assign(["t/1"])
+    wait_for(lambda: ownership.owned == {"t/1": 2}, what="it is taken")
+    admin.execute(FAIL_RELEASES)
+    source.revoke(["t/1"])
+    wait_for(lambda: ownership._idle, what="its row cannot be released")
+    source.assign(["t/1"])
+    wait_for(lambda: ownership.owned == {"t/1": 3}, what="it is taken anew")
+    assert holder.calls == []
+    admin.execute("delete from jobs_lib.processes where id = %s", (silent,))
+    wait_for(lambda: holder.epochs == {"t/1": 3}, what="it begins")
+    admin.execute("drop trigger fail on jobs_lib.origins")
