@@ -142,6 +142,9 @@ class Process:
         """
 
         def leave() -> None:
+            # A heartbeat under way would bring the row back, and the others would leave
+            # this process its share until it counts as dead.
+            self._loop.stop(timeout / 2)
             try:
                 with self._database.connect("heartbeat", impatient=True) as connection:
                     connection.execute(
@@ -151,7 +154,6 @@ class Process:
                 telemetry.emit("loop.failed", loop="heartbeat", error=error)
 
         self.has_left = True
-        self._loop.stopping.set()
         # In a thread: the caller has no time to wait for a server that is gone.
         leaving = threading.Thread(target=leave, daemon=True)
         leaving.start()

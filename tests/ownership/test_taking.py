@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
 
 from jobs_lib.ownership import Ownership, Process, Source
-from tests.support.apps import heard
+from tests.support.apps import count, heard
 
 HANDOVER = 1.5
 FAIL_RELEASES = """
@@ -150,6 +150,32 @@ def test_a_process_that_has_left_takes_nothing_and_reports_no_loss(
         ownership.stop()
     assert owners(admin) == {}
     assert not lost
+
+
+def test_a_heartbeat_under_way_does_not_bring_back_a_process_that_leaves(
+    database, admin, monkeypatch
+):
+    process = Process(database, "pod", ["execute"], 0.05)
+    process.start()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def report() -> list[dict[str, Any]]:
+        asked.set()
+        go_on.wait(60)
+        return []
+
+    stop = process._loop.stop
+
+    def end(timeout: float | None = None) -> None:
+        go_on.set()
+        stop(timeout)
+
+    monkeypatch.setattr(process._loop, "stop", end)
+    process.report = report
+    assert asked.wait(60)
+    process.abandon(60)
+    end()
+    assert count(admin, "processes") == 0
 
 
 @pytest.mark.expects("origins.lost")
