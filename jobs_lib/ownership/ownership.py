@@ -119,7 +119,13 @@ class Ownership:
         """The highest epoch that this process ever had in this role."""
         self._released = threading.Condition()
         self._changed = threading.Event()
-        self._loop = Loop(f"own {role}", self._watch, ended=self._release_all)
+        self._loop = Loop(
+            f"own {role}",
+            self._watch,
+            # What a failed round has not done, the next one does at once.
+            failed=lambda _: self._changed.set(),
+            ended=self._release_all,
+        )
 
     def start(self) -> None:
         """Start the source, and follow it."""

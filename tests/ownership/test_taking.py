@@ -59,7 +59,11 @@ def own(database, holder):
     started: list[Ownership | Process] = []
 
     def start(
-        source: Source, *, stale_after: float = 5.0, was_away: bool = False
+        source: Source,
+        *,
+        interval: float = 0.05,
+        stale_after: float = 5.0,
+        was_away: bool = False,
     ) -> Ownership:
         process = Process(database, "pod", ["execute"], 0.2, stale_after=stale_after)
         if was_away:
@@ -70,7 +74,7 @@ def own(database, holder):
             "execute",
             source,
             holder,
-            interval=0.05,
+            interval=interval,
             stale_after=stale_after,
             handover_timeout=HANDOVER,
             jobs=holder,
@@ -115,6 +119,22 @@ def test_a_failed_release_is_repeated_until_the_row_is_free(
     wait_for(lambda: owners(admin) == {"t/2": 1}, what="the row is free")
     # The holder was called once each time: the first call handed the jobs over.
     assert holder.calls.count(gone) == 1 + again
+
+
+@pytest.mark.expects("loop.failed")
+def test_what_a_lost_connection_has_delayed_is_done_as_soon_as_there_is_a_new_one(
+    own, admin, wait_for
+):
+    source = Source()
+    own(source, interval=600.0)
+    source.assign(["t/1"])
+    wait_for(lambda: owners(admin) == {"t/1": 1}, what="it is taken")
+    admin.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'jobs_lib own %' and datname = current_database()"
+    )
+    source.revoke(["t/1"])
+    wait_for(lambda: owners(admin) == {}, timeout=30, what="it is free")
 
 
 def test_jobs_of_a_released_origin_may_finish_and_those_of_a_lost_one_may_not(
