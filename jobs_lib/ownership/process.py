@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 _BURY_AFTER = 3_600.0
+_LATE = 0.7
+"""A heartbeat that is answered later than this share of ``stale_after`` leaves a gap.
+An outage that has delayed it may have kept another process, whose last heartbeat was
+older by an interval, from beating for all of ``stale_after``."""
 _SILENT_SECONDS = 4.0
 _MISSED = 4
 """Heartbeats without an answer after which the database counts as silent."""
@@ -99,6 +103,8 @@ class Process:
         # `stale_after`: it must connect again before that.
         reconnect = replace(RECONNECT, cap=min(RECONNECT.cap, stale_after / 2))
         self._beaten_at = time.monotonic()
+        self._sent_at = -math.inf
+        """When the last heartbeat that was answered was sent."""
         self._well_since = -math.inf
         """The time since which no heartbeat is known to have failed or come late."""
         self.lease = Lease(-math.inf)
@@ -184,7 +190,7 @@ class Process:
         for a process that reached the database at once.
         """
         long_enough = time.monotonic() - self._well_since >= self._stale_after
-        return long_enough and not self.lease.is_over()
+        return long_enough and not self._is_late()
 
     def is_unanswered(self) -> bool:
         """Whether the database has left the last heartbeats without an answer."""
@@ -203,6 +209,9 @@ class Process:
         elif self._cut_off and now - self._well_since >= self._stale_after:
             self._cut_off = False
         return self._cut_off
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._sent_at > _LATE * self._stale_after
 
     def _beat(self) -> Iterator[None]:
         if self._failed:
@@ -241,8 +250,9 @@ class Process:
         for watcher, before in believed:
             watcher.notice(before, {o: e for r, o, e in owned if r == watcher.role})
         # The first heartbeat cannot be late.
-        if self.lease.is_over() and self.lease.until > -math.inf:
+        if self._is_late() and self._sent_at > -math.inf:
             self.doubt()
+        self._sent_at = sent_at
         self.lease = self.lease.renew(sent_at, self._stale_after)
         if self.role in self.roles:
             self._read_foreign_types(connection)

@@ -11,6 +11,7 @@ import pytest
 
 from jobs_lib.ownership import Ownership, Process, Source
 from tests.support.apps import count, heard
+from tests.support.clock import Clock
 
 HANDOVER = 1.5
 FAIL_RELEASES = """
@@ -253,6 +254,29 @@ def test_origins_of_silent_owners_are_taken_later_after_a_database_outage(
     source.replace(["t/1", "t/2"])
     wait_for(lambda: owners(admin) == {"t/1": 2, "t/2": 1}, what="both are taken")
     assert (time.monotonic() - began_at >= stale_after) == was_away
+
+
+@pytest.mark.guarantee("J20", "I7")
+def test_an_outage_that_ends_within_the_lease_makes_no_process_dead_either(
+    database, monkeypatch
+):
+    clock = Clock()
+    for module in ("process", "lease"):
+        monkeypatch.setattr(f"jobs_lib.ownership.{module}.time", clock)
+    process = Process(database, "pod", ["execute"], 1.0, stale_after=5.0)
+    with database.connect("test") as connection:
+        process._beat_once(connection)
+        assert process.sees_others
+        # Another process has beaten a second before, and cannot reach the database yet.
+        clock.now += 4.2
+        assert not process.lease.is_over()
+        assert not process.sees_others
+        for _ in range(5):
+            process._beat_once(connection)
+            assert not process.sees_others
+            clock.now += 1.0
+        process._beat_once(connection)
+        assert process.sees_others
 
 
 @pytest.mark.guarantee("I4", "I11")
