@@ -666,5 +666,7 @@ select topic, key, version + (value is not null)::int,
 from gone
 
 -- name: end_idle_holds
--- Delete holds that keep no rows back any more.
-delete from {schema}.holds h where not exists (select from {rows_of_hold} r)
+-- Lift holds that keep no rows back any more. A relay may set rows aside behind one of
+-- them meanwhile. This releases them, as it sees what was committed after its start.
+select {schema}.lift_hold(h.topic, h.key, h.row_id)
+from {schema}.holds h where not exists (select from {rows_of_hold} r)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from jobs_lib.errors import FencedError
 from jobs_lib.outbox.block import Block, PlainRows, Refusal
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.starts import Start, Starts
-from tests.support.apps import make_app
+from tests.support.apps import count, make_app
 from tests.support.outbox.steps import RelaySteps, own_shards
 
 OWNER = UUID(int=7)
@@ -464,6 +465,37 @@ def test_a_hold_from_before_the_clock_was_set_back_is_tried_again(
         relay.hold(connection, 0, kept)
         assert admin.execute(shown).fetchone() == (before + 1, True)
         assert not find_due()
+
+
+@pytest.mark.guarantee("FK10")
+def test_rows_set_aside_behind_a_hold_that_just_ends_are_not_forgotten(
+    database, admin, write, relay, connect, wait_for
+):
+    # The row that made the hold was dropped.
+    admin.execute(
+        "insert into jobs_lib.holds (topic, key, error, retry_at)"
+        " values ('events', 'k', 'too large', now())"
+    )
+    write(1)
+    sender = connect()
+    sender.isolation_level = IsolationLevel.READ_COMMITTED
+    with database.connect("test") as connection:
+        block = relay.read(connection, 0)
+    assert block.behind
+    relay.hold(sender, 0, block)
+    query = database.queries["end_idle_holds"]
+    with ThreadPoolExecutor(1) as pool, database.connect("outbox") as operator:
+        ended = pool.submit(operator.execute, query)
+        waiting = (
+            "select from pg_stat_activity"
+            " where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        wait_for(lambda: admin.execute(waiting).rowcount, what="the drop waits")
+        sender.commit()
+        ended.result()
+    # Without a hold nobody would look for a held row.
+    holds, held = count(admin, "holds"), count(admin, "held_rows")
+    assert (holds, held, count(admin, "outbox")) == (0, 0, 1)
 
 
 def test_a_relay_that_may_send_no_shard_finds_no_rows(database):
