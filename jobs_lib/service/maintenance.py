@@ -2,9 +2,9 @@
 
 It creates and drops the history's days, ends re-exports of which nothing is left, drops
 the staged states of those that have ended, deletes keys that have been gone for long,
-entities that answers need no more, old requests and the places that ended jobs had, and
-reports transactions that have been open for long: until they end, the dead rows of all
-other transactions pile up.
+entities that answers need no more, old requests and the places that ended jobs had,
+lifts holds without rows, and reports transactions that have been open for long: until
+they end, the dead rows of all other transactions pile up.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Maintenance:
                 self._forget("forget_versions", {})
                 self._forget_reached()
                 self._forget_places()
+                self._end_idle_holds()
                 self._maintain_at = time.monotonic() + _vary(_HOUR)
             yield
             self._loop.stopping.wait(_vary(self._interval))
@@ -123,6 +124,11 @@ class Maintenance:
                     query, {"after": after, "rows": _ROWS}
                 ).fetchone()
                 after = row[0] if row else None
+
+    def _end_idle_holds(self) -> None:
+        """Lift holds without rows: a relay that dies before it does so leaves them."""
+        with self._database.connect_for_upkeep() as connection:
+            connection.execute(self._database.queries["end_idle_holds"])
 
     def _report_old_transactions(self) -> None:
         with self._database.connect_for_upkeep() as connection:

@@ -14,6 +14,7 @@ from jobs_lib.errors import FencedError
 from jobs_lib.outbox.block import Block, PlainRows, Refusal
 from jobs_lib.outbox.reader import Reader
 from jobs_lib.outbox.starts import Start, Starts
+from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, make_app
 from tests.support.outbox.steps import RelaySteps, own_shards
 
@@ -496,6 +497,28 @@ def test_rows_set_aside_behind_a_hold_that_just_ends_are_not_forgotten(
     # Without a hold nobody would look for a held row.
     holds, held = count(admin, "holds"), count(admin, "held_rows")
     assert (holds, held, count(admin, "outbox")) == (0, 0, 1)
+
+
+def test_a_hold_whose_relay_died_behind_its_last_row_is_lifted(
+    database, admin, write, relay, wait_for
+):
+    write(1)
+    write(1, key="other")
+    with database.connect("test") as connection:
+        block = relay.read(connection, 0)
+        refusals = [Refusal(record, "too large") for record in block.records]
+        relay.hold(connection, 0, Block([], refusals=refusals))
+    # A relay has sent this row, and has not lifted the hold any more.
+    admin.execute("delete from jobs_lib.held_rows where key = 'k'")
+    maintenance = Maintenance(database, {1})
+    maintenance.start()
+    try:
+        wait_for(lambda: count(admin, "holds") == 1, what="the idle one is lifted")
+        wait_for(lambda: maintenance._maintain_at > 0, what="the round is over")
+    finally:
+        maintenance.stop()
+    left = "select h.key from jobs_lib.holds h join jobs_lib.held_rows r using (key)"
+    assert admin.execute(left).fetchall() == [("other",)]
 
 
 def test_a_relay_that_may_send_no_shard_finds_no_rows(database):
