@@ -7,6 +7,7 @@ decides nothing.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from jobs_lib import telemetry
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 # The database's clock may be set, and a failed tick is tried again.
 _LONGEST_WAIT = 10.0
+_PATIENCE = 2.0
+"""Seconds for which the schedules of one look wait for locks, all together."""
+_LEAST_PATIENCE = 0.1
+"""Seconds for each after that: there may be many that wait in vain."""
 
 
 class Clock(Protocol):
@@ -101,12 +106,20 @@ class Scheduler:
             {"names": [schedule.name for schedule in self._schedules]},
         )
         ticked = dict(rows.fetchall())
-        for schedule in self._schedules:
-            if schedule.name in ticked:
-                self._tick_patiently(connection, schedule, ticked[schedule.name], now)
-            else:
+        patience = _PATIENCE
+        for schedule in [*self._schedules]:
+            after = ticked.get(schedule.name)
+            if after is None:
                 # Somebody deleted the row: it counts as a new schedule.
                 self._register(connection, schedule, now)
+                continue
+            began = time.monotonic()
+            wait = max(patience, _LEAST_PATIENCE)
+            if not self._tick_patiently(connection, schedule, after, now, wait):
+                patience -= time.monotonic() - began
+                if wait > _LEAST_PATIENCE >= patience:
+                    # It has waited for long: next time the others go before it.
+                    self._put_last(schedule)
         following = min(schedule.next(now) for schedule in self._schedules)
         return (following - now).total_seconds()
 
@@ -128,18 +141,27 @@ class Scheduler:
         schedule: Schedule,
         after: datetime,
         now: datetime,
-    ) -> None:
-        """If one cannot be enqueued, try it again without delaying the others."""
+        wait: float,
+    ) -> bool:
+        """If one cannot be enqueued, try it again without delaying the others.
+
+        Returns whether it could be; a statement waits ``wait`` seconds for a lock.
+        """
         try:
-            self._tick(connection, schedule, after, now)
+            self._tick(connection, schedule, after, now, wait)
         # The application's middleware may fail.
         except BaseException as error:
             if connection.closed:
                 # This schedule may be the reason: next time the others go first.
-                self._schedules.remove(schedule)
-                self._schedules.append(schedule)
+                self._put_last(schedule)
                 raise
             telemetry.emit("loop.failed", loop=f"schedule {schedule.name}", error=error)
+            return False
+        return True
+
+    def _put_last(self, schedule: Schedule) -> None:
+        self._schedules.remove(schedule)
+        self._schedules.append(schedule)
 
     def _tick(
         self,
@@ -147,12 +169,15 @@ class Scheduler:
         schedule: Schedule,
         after: datetime,
         now: datetime,
+        wait: float,
     ) -> None:
         due = schedule.choose(after, now)
         if due.until is None:
             return
         with connection.transaction(), plain_errors():
-            connection.execute(self._queries["limit_waiting"])
+            connection.execute(
+                self._queries["limit_waiting"], {"wait": f"{wait * 1_000:.0f}ms"}
+            )
             moved = connection.execute(
                 self._queries["move_schedule"],
                 {"name": schedule.name, "ticked_at": after, "until": due.until},

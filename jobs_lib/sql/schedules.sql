@@ -20,7 +20,7 @@ select name, ticked_at from {schema}.schedules where name = any (%(names)s::text
 -- A pod that is stopped between two statements must not block the row for the others.
 -- Nor may a group whose lock somebody holds for long: the other schedules wait behind it.
 select set_config('idle_in_transaction_session_timeout', '10s', true),
-    set_config('lock_timeout', '2s', true)
+    set_config('lock_timeout', %(wait)s::text, true)
 
 -- name: move_schedule
 -- Compare and set: of all pods that saw the same last tick, only one can move it. While

@@ -219,6 +219,36 @@ def test_a_schedule_whose_group_is_locked_for_long_holds_up_no_other(
 
 
 @pytest.mark.expects("loop.failed")
+def test_many_schedules_whose_groups_are_locked_wait_no_longer_than_one(
+    database_url, connect, wait_for
+):
+    app = make_app(database_url)
+
+    @app.periodic("* * * * *", name="s0", payload={"n": 0})
+    @app.periodic("* * * * *", name="s1", payload={"n": 1})
+    @app.periodic("* * * * *", name="s2", payload={"n": 2})
+    @app.periodic("* * * * *", name="s3", payload={"n": 3})
+    @app.job(group=lambda n: f"g{n}")
+    def locked(job: Job, n: int) -> None: ...
+
+    clock = FakeClock(MIDDAY)
+    with connect() as holder, scheduling(clock, app), heard("loop.failed") as failed:
+        locked.enqueue_many(holder, [{"n": n} for n in range(4)])
+        clock.set(MIDDAY + timedelta(minutes=1))
+        wait_for(lambda: failed, timeout=60, what="one has waited for its lock")
+        began_at = time.monotonic()
+        wait_for(lambda: len(failed) == 4, timeout=60, what="all have waited")
+        assert time.monotonic() - began_at < 3
+        clock.settle(1)
+        clock.set(MIDDAY + timedelta(minutes=1, seconds=10))
+        wait_for(lambda: len(failed) == 8, timeout=60, what="all have tried again")
+        holder.rollback()
+    first, again = ([f["loop"] for _, f in some] for some in (failed[:4], failed[4:]))
+    # Each gets its turn to wait for long.
+    assert again == [*first[1:], first[0]]
+
+
+@pytest.mark.expects("loop.failed")
 def test_a_schedule_whose_middleware_meets_an_outage_holds_up_no_other(
     database_url, admin, wait_for
 ):
