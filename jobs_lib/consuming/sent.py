@@ -33,7 +33,8 @@ class Sent:
 
     Rows are written in the transactions that move the offsets or complete the jobs. So
     all of them are there when the offsets are read as done. The ids that the outbox has
-    then are noted; once no row up to them is left, the relay has sent them all.
+    then are noted; once no row up to them is left, the relay has sent them all. Rows
+    that a hold keeps are left.
 
     One object serves one connection.
     """

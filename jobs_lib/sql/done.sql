@@ -140,31 +140,49 @@ select split_part(origin, '/', 1), split_part(origin, '/', 2)::int, null, null f
 where origin not in (select topic || '/' || partition from told)
 
 -- name: find_outbox_ends
--- The highest id of each shard whose rows wait; and always the server. The order keeps the
--- planner on the primary key, from above, and a range in place of a constant class keeps
--- it off the index of keys.
-select s.shard, o.id, {server}
+-- The highest id of each shard whose rows wait, or are held; and always the server. The
+-- order keeps the planner on the primary key, from above, and a range in place of a
+-- constant class keeps it off the index of keys. Held rows are read once for all shards.
+with held as materialized (
+    select h.shard, max(h.id) as id from {schema}.held_rows h
+    where h.class = 0 group by h.shard
+)
+select s.shard, greatest(o.id, h.id), {server}
 from {schema}.installation i
 cross join lateral generate_series(0, i.shards - 1) as s(shard)
-cross join lateral (
+left join lateral (
     select o.id from {schema}.outbox o
     where o.shard = s.shard and (o.class, o.id) < (1, 0)
     order by o.class desc, o.id desc limit 1
-) o
+) o on true
+left join held h on h.shard = s.shard
+where coalesce(o.id, h.id) is not null
 union all
 select null, null, {server}
 order by 1 nulls first
 
 -- name: find_unsent
--- Of each shard the first row up to an end, if there is one. A row below the last one
--- found has been sent, or belongs to a transaction that came later, so the look begins
--- there.
-select s.shard, o.id
-from unnest(%(shards)s::int[], %(starts)s::bigint[], %(ends)s::bigint[])
-    as s(shard, low, high)
-cross join lateral (
+-- Of each shard the first row up to an end that waits or is held, if there is one. A row
+-- below the last one found has been sent, or belongs to a transaction that came later, so
+-- the look begins there.
+with asked as materialized (
+    select s.shard, s.low, s.high
+    from unnest(%(shards)s::int[], %(starts)s::bigint[], %(ends)s::bigint[])
+        as s(shard, low, high)
+),
+held as materialized (
+    select s.shard, min(h.id) as id from asked s
+    join {schema}.held_rows h on h.shard = s.shard and h.class = 0
+        and h.id between s.low and s.high
+    group by s.shard
+)
+select s.shard, least(o.id, h.id)
+from asked s
+left join lateral (
     select o.id from {schema}.outbox o
     where o.shard = s.shard
         and (o.class, o.id) >= (0, s.low) and (o.class, o.id) <= (0, s.high)
     order by o.class, o.id limit 1
-) o
+) o on true
+left join held h on h.shard = s.shard
+where coalesce(o.id, h.id) is not null

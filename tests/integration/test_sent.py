@@ -85,6 +85,38 @@ def test_a_row_that_was_committed_late_keeps_the_offset_of_its_own_transaction(
 
 
 @pytest.mark.guarantee("K5")
+def test_an_offset_is_kept_back_while_a_hold_keeps_a_row(
+    app, topic, admin, connect, find
+):
+    assert find(3) == 3
+    with connect() as conn:
+        topic.send(conn, key="held", value={})
+        topic.send(conn, key="sent", value={})
+    assert find(7) == 3
+    # Kafka refuses the one, and takes the other.
+    admin.execute(
+        "insert into jobs_lib.holds (topic, key, error, retry_at)"
+        " values (%s, 'held', 'too large', now())",
+        [topic.name],
+    )
+    admin.execute(
+        "with moved as (delete from jobs_lib.outbox where key = 'held' returning *)"
+        " insert into jobs_lib.held_rows select shard, class, id, topic, key, value,"
+        " headers, entity, version, cause, reexport_id, created_at from moved"
+    )
+    delete(admin, "sent")
+    assert find(8) == 3
+    # A process that begins to look now knows nothing of it.
+    other = Sent(lambda: app.database().queries)
+    with connect(autocommit=True) as connection:
+        assert other.find(connection, {PLACE: 9}) == {}
+    admin.execute("select jobs_lib.lift_hold(%s, 'held', null)", [topic.name])
+    assert find(8) == 3
+    delete(admin, "held")
+    assert find(8) == 8
+
+
+@pytest.mark.guarantee("K5")
 def test_an_offset_that_is_set_back_is_not_sent_further(topic, find):
     assert find(9) == 9
     assert find(4) == 4
