@@ -172,8 +172,10 @@ with asked as materialized (
 ),
 held as materialized (
     select s.shard, min(h.id) as id from asked s
-    join {schema}.held_rows h on h.shard = s.shard and h.class = 0
-        and h.id between s.low and s.high
+    join (
+        -- `offset 0`: held rows are read once, and not once for each shard.
+        select h.shard, h.id from {schema}.held_rows h where h.class = 0 offset 0
+    ) h on h.shard = s.shard and h.id between s.low and s.high
     group by s.shard
 )
 select s.shard, least(o.id, h.id)

@@ -23,7 +23,7 @@ def count_pages(
     # The first line of buffers has those of the whole query.
     buffers = next(line for line in plan.splitlines() if "Buffers: shared" in line)
     counts = [
-        int(one.partition("=")[2])
+        int(one.strip(",").partition("=")[2])
         for one in buffers.split()
         if one.startswith(("hit=", "read="))
     ]
