@@ -43,6 +43,8 @@ class Relay:
         refused: Callable[[AccessError], None] = lambda error: None,
     ) -> None:
         self._stopping = threading.Event()
+        # What a thread asks Kafka is over by then, even if there is no answer.
+        self._patience = 2 * settings.session_timeout
         # A producer reports a failure after half of the session timeout.
         self._reach = Reach(settings, settings.session_timeout / 2)
         self._reader = Reader(
@@ -94,8 +96,10 @@ class Relay:
         """Stop the threads. Call after the shards have been released."""
         self._stopping.set()
         self._listener.stop()
+        deadline = time.monotonic() + self._patience
         for sender in self._senders:
-            sender.stop()
+            # A loader that hangs is fenced: its shard has been released.
+            sender.stop(max(0.0, deadline - time.monotonic()))
 
     def is_cut_off(self) -> bool:
         """Whether this process cannot reach Kafka, so that another relay should send.

@@ -105,10 +105,10 @@ class RelayThread:
         """Start the thread; it sends nothing until it is given shards."""
         self._loop.start()
 
-    def stop(self) -> None:
+    def stop(self, timeout: float) -> None:
         """Wait until the thread has ended. Call after ``stopping`` is set."""
         self._wakeup.set()
-        self._loop.stop()
+        self._loop.stop(timeout)
 
     def take(self, shards: Mapping[int, int]) -> None:
         """Start to send these shards, with these epochs."""

@@ -81,6 +81,44 @@ def test_hints_are_heard_while_a_loader_keeps_one_thread_waiting(
             go_on.set()
 
 
+@pytest.mark.expects("loop.failed")
+def test_a_loader_that_hangs_does_not_keep_a_service_from_stopping(
+    database_url, bootstrap_servers, topic, connect, wait_for
+):
+    app = make_app(
+        database_url,
+        kafka_bootstrap_servers=bootstrap_servers,
+        session_timeout=1.0,
+        handover_timeout=0.2,
+    )
+    slow = app.topic(topic(1), value=dict[str, int])
+    loading, go_on = threading.Event(), threading.Event()
+
+    @app.entity(slow, source="slow", key="id")
+    def load(connection, keys: list[str]) -> dict[str, dict[str, int]]:
+        loading.set()
+        go_on.wait(120)
+        return {}
+
+    with connect() as connection:
+        slow.send_current(connection, key="a")
+    with running(app, "relay") as service:
+        pulses = next(one.worker.pulses for one in service._owners)
+        try:
+            assert loading.wait(60)
+            stopping = threading.Thread(target=service.stop)
+            stopping.start()
+            wait_for(lambda: not stopping.is_alive(), timeout=30, what="it has stopped")
+            assert any(one.is_alive() for one in pulses)
+        finally:
+            go_on.set()
+        wait_for(
+            lambda: not any(one.is_alive() for one in pulses),
+            timeout=30,
+            what="its thread ends with the loader",
+        )
+
+
 @pytest.mark.guarantee("I10", "FK10")
 @pytest.mark.parametrize(
     "error", [psycopg.errors.QueryCanceled, psycopg.OperationalError]
