@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # The database's clock may be set, and a failed tick is tried again.
 _LONGEST_WAIT = 10.0
+_LAST_SECONDS = 5.0
+"""Seconds that a stop waits for a tick: middleware of the application may hang."""
 _PATIENCE = 2.0
 """Seconds for which the schedules of one look wait for locks, all together."""
 _LEAST_PATIENCE = 0.1
@@ -81,8 +83,11 @@ class Scheduler:
         self._loop.start()
 
     def stop(self) -> None:
-        """Stop the thread, after it has committed the jobs that it is enqueueing."""
-        self._loop.stop()
+        """Stop the thread, and wait a moment for the jobs that it is enqueueing.
+
+        What it has not committed by then, another pod enqueues.
+        """
+        self._loop.stop(_LAST_SECONDS)
 
     def _work(self) -> Iterator[None]:
         stopping = self._loop.stopping

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -265,6 +266,33 @@ def test_a_schedule_whose_middleware_meets_an_outage_holds_up_no_other(
         clock.set(MIDDAY + timedelta(minutes=1))
         wait_for(lambda: ticked, what="the second schedule ticks")
     assert admin.execute("select type from jobs_lib.jobs").fetchall() == [("second",)]
+
+
+def test_middleware_that_hangs_does_not_keep_a_scheduler_from_stopping(
+    database_url, monkeypatch, wait_for
+):
+    monkeypatch.setattr("jobs_lib.service.scheduler._LAST_SECONDS", 0.1, raising=False)
+    app = two_schedules(database_url)
+    asked, go_on = threading.Event(), threading.Event()
+
+    @app.enqueue_middleware
+    def hang(draft, call_next):
+        asked.set()
+        go_on.wait(120)
+        return call_next(draft)
+
+    clock = FakeClock(MIDDAY)
+    with scheduling(clock, app) as (pod,):
+        try:
+            clock.set(MIDDAY + timedelta(minutes=1))
+            assert asked.wait(60)
+            stopping = threading.Thread(target=pod.stop)
+            stopping.start()
+            wait_for(lambda: not stopping.is_alive(), timeout=30, what="it has stopped")
+        finally:
+            go_on.set()
+        pulse = pod._loop.pulse
+        wait_for(lambda: not pulse.is_alive(), what="its thread ends, too")
 
 
 @pytest.mark.expects("loop.failed")
