@@ -6,6 +6,8 @@ connection, a deadlock or a missing table would skip one record after the other.
 
 from __future__ import annotations
 
+import errno
+
 from jobs_lib.errors import JobsError, PayloadError, RecordError, StoredPayloadError
 from jobs_lib.masking import find_errors
 
@@ -39,6 +41,12 @@ _NAMES = {
 }
 """Classes of errors that say nothing of a record: Python's, those of drivers, and of
 the usual clients of other services."""
+_ERRNOS = {
+    *(errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),  # the process's limits
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS),  # the disk
+}
+"""Errors of the operating system that say nothing of a record."""
+_NO_THREAD = "can't start new thread"
 
 
 def is_of_record(error: BaseException) -> bool:
@@ -62,6 +70,10 @@ def _is_innocent(error: BaseException) -> bool:
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state:
         return state[:2] in _INNOCENT and state not in _OF_TYPES
+    if issubclass(kind, OSError) and getattr(error, "errno", None) in _ERRNOS:
+        return True
+    if kind is RuntimeError and error.args[:1] == (_NO_THREAD,):
+        return True
     # SQLAlchemy's: what it was raised from says more.
     if getattr(error, "orig", None) is not None:
         return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import psycopg
 import pytest
 import sqlalchemy.exc
@@ -66,6 +68,7 @@ def caused(error: BaseException) -> Exception:
         KeyError("price"),
         RecursionError(),
         FileNotFoundError("label.pdf"),
+        RuntimeError("no such colour"),
         errors.NumericValueOutOfRange(),
         errors.UniqueViolation(),
         errors.CheckViolation(),
@@ -111,6 +114,10 @@ def test_an_error_of_the_record(error):
         errors.FdwUnableToEstablishConnection(),
         errors.InternalError_(),
         errors.IoError(),
+        RuntimeError("can't start new thread"),
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
         UnavailableError("the registry does not answer"),
         ConfigurationError("no registry is set"),
         FencedError("another process has taken over"),
