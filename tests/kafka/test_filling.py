@@ -118,7 +118,11 @@ def test_the_ends_are_those_of_the_start_whenever_a_probe_asks_first(
         producer.produce(name, b'{"n": 2}', "later", partition=0)
         assert producer.flush(30) == 0
         # The later record is held, and is none of those that count.
-        wait_for(lambda: service.is_ready, timeout=60, what="it is ready")
+        wait_for(
+            lambda: service.is_ready,
+            timeout=60,
+            what=lambda: f"it is ready: {service.find_unready()}",
+        )
         assert count() == 10
         gate.set()
 
