@@ -14,7 +14,7 @@ from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.service import filling as module
 from jobs_lib.service.filling import Filling
 from tests.support.apps import make_app, running
-from tests.support.records import leave_offset, make_producer
+from tests.support.records import leave_offset, make_producer, read_committed
 
 
 @pytest.fixture
@@ -114,6 +114,13 @@ def test_the_ends_are_those_of_the_start_whenever_a_probe_asks_first(
 
     with running(app, "consumers") as service:
         wait_for(lambda: count() == 10, timeout=60, what="the first are in")
+        # That a partition has no record left, nobody tells while the function waits.
+        ends = find_places(service.settings, name, "end")
+        wait_for(
+            lambda: read_committed(bootstrap_servers, name, name) == ends,
+            timeout=60,
+            what="Kafka was told of the ends",
+        )
         producer = make_producer(bootstrap_servers)
         producer.produce(name, b'{"n": 2}', "later", partition=0)
         assert producer.flush(30) == 0
