@@ -7,6 +7,7 @@ partitions come and go differs: they are assigned by hand as the log says.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
@@ -98,11 +99,11 @@ class HeldMember(GroupMember):
     def leave(self, shared: Shared) -> None:
         """Hand a partition over soon."""
         partition = (shared.topic, shared.partition)
-        if self._is_ending and partition not in self._assigned:
-            self._release(partition)
-            return
         self._leaving.append(partition)
         self._commands.append(self._leave)
+        # Looked at last: the poll thread, when it ends, may have read the list already.
+        if self._is_ending and partition not in self._assigned:
+            self._release(partition)
 
     def lost(self, shared: Shared) -> None:
         """Give a partition up soon that another process may have."""
@@ -124,15 +125,39 @@ class HeldMember(GroupMember):
         """Poll what the log gives, until this member should leave."""
         settings = self._settings
         self._is_ending = False
-        self._holder = holder = Member(
-            settings,
-            log=settings.coordination_topic,
-            group=self._log_group,
-            client_id=self._client_id,
-            topics=self.topics,
-            listener=self,
-            interval=settings.coordination_interval,
+        # First: what is held then has somebody who reads it.
+        consumer = make_consumer(
+            settings, self.group, self._report_sometimes, self._on_commit, joins=False
         )
+        with closing(consumer):
+            holder = Member(
+                settings,
+                log=settings.coordination_topic,
+                group=self._log_group,
+                client_id=self._client_id,
+                topics=self.topics,
+                listener=self,
+                interval=settings.coordination_interval,
+            )
+            if not self._begin_to_hold(holder):
+                return
+            try:
+                while self._goes_on(holder):
+                    self._poll_once(consumer)
+                    yield
+                # Without the database no hand-over is possible: do not wait for one.
+                self._leaves_at_once = not self._stopping.is_set()
+            finally:
+                self._end(holder, consumer)
+        if holder.error is not None:
+            raise name_setting(holder.error)
+
+    def _begin_to_hold(self, holder: Member) -> bool:
+        """Start a member of the log; return False if this one was stopped meanwhile."""
+        self._holder = holder
+        # Who stops this member asks the holder that it finds: perhaps not yet this one.
+        if self._stopping.is_set():
+            return False
         try:
             with self.pulse.elsewhere():
                 holder.start()
@@ -140,21 +165,9 @@ class HeldMember(GroupMember):
             raise name_setting(error) from None
         except JobsError:
             if self._stopping.is_set():
-                return
+                return False
             raise
-        consumer = make_consumer(
-            settings, self.group, self._report_sometimes, self._on_commit, joins=False
-        )
-        try:
-            while self._goes_on(holder):
-                self._poll_once(consumer)
-                yield
-            # Without the database no hand-over is possible, so do not wait for one.
-            self._leaves_at_once = not self._stopping.is_set()
-        finally:
-            self._end(holder, consumer)
-        if holder.error is not None:
-            raise name_setting(holder.error)
+        return True
 
     def _goes_on(self, holder: Member) -> bool:
         return not self._stopping.is_set() and holder.error is None and self._may_join()
@@ -164,20 +177,26 @@ class HeldMember(GroupMember):
         self._is_ending = True
         holder.ask_to_stop()
         try:
-            held = list(self._assigned)
-            if held:
-                self._on_revoke(consumer, [TopicPartition(*one) for one in held])
-            for one in (*held, *self._leaving):
-                self._release(one)
-            with self.pulse.elsewhere():
-                holder.stop(_LEAVE_SECONDS)
+            self._hand_over(holder, consumer)
         finally:
-            consumer.close()
             self._leaves_at_once = False
             self._leaving.clear()
             self._commands.clear()
             self._commits.clear()
             self._forget(self._assigned)
+
+    def _hand_over(self, holder: Member, consumer: Consumer) -> None:
+        held = list(self._assigned)
+        try:
+            if held:
+                self._on_revoke(consumer, [TopicPartition(*one) for one in held])
+        finally:
+            # Also if the client fails: the next holder would take one that lives on for
+            # another process of this name, and end for good.
+            for one in (*held, *self._leaving):
+                self._release(one)
+            with self.pulse.elsewhere():
+                holder.stop(_LEAVE_SECONDS)
 
     def _leave(self, consumer: Consumer) -> bool:
         """Hand all partitions over at once that should be left."""
