@@ -154,6 +154,9 @@ class CoordinationSource(WatchingSource):
             interval=settings.coordination_interval,
             topics_every=settings.coordination_interval,
         )
+        # Who stops this source asks the member that it finds: perhaps not yet this one.
+        if self._loop.stopping.is_set():
+            return
         try:
             member.start()
         except FencedError as error:

@@ -18,6 +18,7 @@ from jobs_lib.ownership import (
     Source,
     StaticSource,
     choose_owner,
+    coordinated,
     follow_log,
     share_evenly,
 )
@@ -41,6 +42,25 @@ def test_odd_callbacks_do_no_harm():
     source.lost(frozenset({("t", 1)}))
     assert source.wanted == frozenset()
     assert changes[-1] == frozenset()
+
+
+def test_a_coordinated_source_that_is_stopped_as_it_begins_starts_no_member(
+    monkeypatch,
+):
+    source = CoordinationSource(load_settings(), "shop.execute", "a", list)
+    begun = []
+
+    class LateMember:
+        def __init__(self, *_: object, **__: object) -> None:
+            # It was not there yet for whoever stops the source.
+            source.stop()
+
+        def start(self) -> None:
+            begun.append(self)
+
+    monkeypatch.setattr(coordinated, "Member", LateMember)
+    assert list(source._be_member()) == []
+    assert begun == []
 
 
 @pytest.mark.guarantee("M24")
