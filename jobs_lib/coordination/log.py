@@ -116,6 +116,9 @@ class Log:
         self._only_reads = only_reads
         self._places: list[Place] = []
         self._gaps: set[int] = set()
+        self._untold: set[int] = set()
+        """The places in which positions were lost with another log, as long as no
+        snapshot there says so."""
         self._adrift: list[tuple[Sent, int, int, Exception]] = []
         """Claims of batches that may be in a log that is read anew: each with its
         place, how far that was read, and why nobody knows."""
@@ -269,15 +272,26 @@ class Log:
             if not sent.is_done:
                 self._places[number].give_up(sent, error)
 
-    def _write_snapshot(self, place: Place) -> None:
-        """Write a snapshot in a thread of its own: a large world takes a while."""
+    def _write_snapshot(
+        self, place: Place, failed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Write a snapshot in a thread of its own: a large world takes a while.
+
+        Args:
+            place: whose world it states.
+            failed: called for each part that may not be in the log, with the lock held.
+        """
         if self._writer is None:
             return
         world, writer, partitions = place.world.copy(), self._writer, self.partitions
 
+        def note(sent: Sent) -> None:
+            if sent.error is not None:
+                failed()
+
         def write() -> None:
             for part in split(world, self.sender, is_partial=place.has_lost):
-                writer.send(Sent(part), world.place, partitions, None)
+                writer.send(Sent(part, note), world.place, partitions, None)
 
         threading.Thread(target=write, name="jobs_lib snapshot", daemon=True).start()
 
@@ -345,8 +359,12 @@ class Log:
         """Note that positions were lost, if the log is not the one that was known."""
         is_other = None not in (self._id, self._known_id) and self._id != self._known_id
         for place in places:
+            if place.is_lost:
+                self._untold.discard(place.number)  # The snapshot says so.
             if is_other or place.target < self._read_to.get(place.number, 0):
-                place.is_made_anew = place.is_lost = True
+                self._untold.add(place.number)
+            if place.number in self._untold:
+                place.is_lost = True
 
     def _step(self, consumer: Consumer) -> None:
         first = consumer.poll(_POLL_SECONDS)
@@ -358,6 +376,8 @@ class Log:
                 self._take(message)
             if not self.is_known:
                 self._settle()
+            elif self._untold:
+                self._tell_losses()
             self.lock.notify_all()
         seen = self._ids.poll().get(self.topic)
         if seen is not None and self._id is not None and seen != self._id:
@@ -426,6 +446,7 @@ class Log:
         place.pacer.written(place.world.now_ms)
         if said.partial and partitions == self.partitions:
             place.is_lost = True
+            self._untold.discard(place.number)
             if self.is_known:
                 self.lost_places.add(place.number)
         if not place.is_partial:
@@ -449,9 +470,7 @@ class Log:
             return
         self.lost_places = {one.number for one in self._places if one.has_lost}
         self.is_known, self._known_id = True, self._id
-        for place in self._places:
-            if place.is_made_anew and not self._only_reads:
-                self._tell_loss(place)
+        self._tell_losses()
         telemetry.emit(
             "log.read",
             log=self.topic,
@@ -461,13 +480,27 @@ class Log:
         for listener in self._listeners:
             listener.known()
 
+    def _tell_losses(self) -> None:
+        """Let those who start later know that positions were lost with another log.
+
+        It tells it again until the log says so: nobody else may know it.
+        """
+        for place in self._places:
+            is_told = place.is_telling or place.number not in self._untold
+            if not is_told and not self._only_reads:
+                self._tell_loss(place)
+
     def _tell_loss(self, place: Place) -> None:
-        """Let those who start later know that positions were lost with another log."""
+        def fail() -> None:
+            place.is_telling = False
 
         def write(sent: Sent) -> None:
             if sent.error is None:
-                self._write_snapshot(place)
+                self._write_snapshot(place, fail)
+            else:
+                fail()
 
+        place.is_telling = True
         # A snapshot has a record before it.
         self.send(Probe(self.sender), place=place.number, then=write)
 
@@ -482,7 +515,8 @@ class Log:
             waited = place.world.now_ms - place.asked_ms
             if waited > 2 * self.interval * 1000:
                 place.has_guessed = True
-                self._write_snapshot(place)
+                # If it is not in the log, those who know more were cut off, too.
+                self._write_snapshot(place, place.ask_again)
             else:
                 self.probe([place.number], self.interval / 3)
 
@@ -498,17 +532,20 @@ class Log:
             error = UnavailableError(
                 f"the coordination log {self.topic!r} must be read anew: {why}"
             )
-            for place in self._places:
-                read_to = place.world.next_offset
-                self._adrift += [
-                    (sent, place.number, read_to, error)
-                    for sent in place.hand_over(error)
-                ]
+            self._hand_over(error)
             if was_known:
                 for listener in self._listeners:
                     listener.lost(str(why))
         if isinstance(why, Cut):
             telemetry.emit("log.cut", log=self.topic, error=str(why))
+
+    def _hand_over(self, error: Exception) -> None:
+        """End what was sent and not read back, but the claims of batches."""
+        for place in self._places:
+            read_to = place.world.next_offset
+            self._adrift += [
+                (sent, place.number, read_to, error) for sent in place.hand_over(error)
+            ]
 
     def _close(self) -> None:
         consumer, self._opened = self._opened, None

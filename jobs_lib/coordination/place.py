@@ -31,8 +31,8 @@ class Place:
         """Whether the log said something before it that this reader does not know."""
         self.is_lost = False
         """Whether a snapshot says so of its writer, or another log was here before."""
-        self.is_made_anew = False
-        """Whether its reader has known another log, of which nothing is left."""
+        self.is_telling = False
+        """Whether a snapshot is on its way that says that positions were lost."""
         self.is_restored = False
         """Whether it began with a snapshot."""
         self.folded = 0
@@ -176,6 +176,10 @@ class Place:
         """Note the time of the log at the probe that wants a snapshot."""
         if sent.error is None:
             self.asked_ms = self.world.now_ms
+
+    def ask_again(self) -> None:
+        """Ask for a snapshot anew: the one that was written is not in the log."""
+        self.asked, self.has_guessed = None, False
 
     def note_probe(self, quiet: float) -> bool:
         """Whether nothing has moved for some seconds; a probe is sent then."""

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import uuid
 from typing import Any
 
 import pytest
@@ -30,12 +31,14 @@ from jobs_lib.coordination.messages import (
     ReleasingPartition,
     Sender,
     Shared,
+    Snapshot,
     Unreadable,
     decode,
     encode,
 )
 from jobs_lib.coordination.world import Outcome, World, find_digest
-from jobs_lib.errors import ConfigurationError
+from jobs_lib.coordination.writer import Writer
+from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.settings import Settings
 from tests.support.topics import create_topic, delete_topics, grow_topic
 
@@ -297,6 +300,75 @@ def test_a_log_whose_beginning_nobody_knows_is_read_as_it_is_after_two_intervals
     third.stop()
     cut(kafka_admin, name, 0, end)
     assert open_log(name, "d").lost_places == {0}
+
+
+@pytest.fixture
+def refuse_snapshots(monkeypatch):
+    """A function: so many snapshots are not acknowledged, and never in the log."""
+    send = Writer.send
+    left: list[int] = []
+
+    def write(writer, sent, place, *more) -> None:
+        if left and isinstance(sent.message, Snapshot):
+            left.pop()
+            writer._failed(sent, place, UnavailableError("Kafka has not answered"))
+        else:
+            send(writer, sent, place, *more)
+
+    monkeypatch.setattr(Writer, "send", write)
+    return lambda count: left.extend(range(count))
+
+
+def read_anew(log: Log, heard: list[Any], wait_for, *, as_another: bool) -> None:
+    """Let a log be read anew, as if it were made anew, or had only been cut."""
+    heard.clear()
+    with log.lock:
+        log._id = uuid.uuid4()
+        if as_another:
+            log._known_id = uuid.uuid4()
+    wait_for(lambda: "log.read" in [event for event, _ in heard], what="it is read")
+
+
+def test_a_member_asks_again_if_the_snapshot_that_it_wrote_is_not_in_the_log(
+    settings, log_topic, open_log, kafka_admin, refuse_snapshots
+):
+    name = log_topic(1)
+    first = open_log(name, "a")
+    for _ in range(2):
+        first.send(Probe(first.sender), place=0).wait(WAIT)
+    first.stop()
+    cut(kafka_admin, name, 0, 1)
+    refuse_snapshots(1)
+    log = Log(settings, name, Sender("shop.mailer", "b", "d"), interval=0.2)
+    # Nothing else comes to the log: it would wait for it for ever.
+    log.start(patience=3.0)
+    assert log.lost_places == {0}
+    log.stop()
+
+
+def test_a_loss_is_told_again_if_the_snapshot_that_tells_it_is_not_in_the_log(
+    log_topic, open_log, refuse_snapshots, heard, wait_for
+):
+    name = log_topic(1)
+    log = open_log(name, ids_every=0.1)
+    log.send(Probe(log.sender), place=0).wait(WAIT)
+    later = open_log(name, "b", only_reads=True)
+    refuse_snapshots(1)
+    read_anew(log, heard, wait_for, as_another=True)
+    wait_for(lambda: later.lost_places == {0}, what="the log says so")
+
+
+@pytest.mark.guarantee("M14")
+def test_a_loss_that_nobody_has_told_yet_outlasts_a_log_that_is_read_anew_once_more(
+    log_topic, open_log, refuse_snapshots, heard, wait_for
+):
+    log = open_log(log_topic(1), ids_every=0.1)
+    log.send(Probe(log.sender), place=0).wait(WAIT)
+    refuse_snapshots(1_000)
+    read_anew(log, heard, wait_for, as_another=True)
+    assert log.lost_places == {0}
+    read_anew(log, heard, wait_for, as_another=False)
+    assert log.lost_places == {0}
 
 
 def test_a_snapshot_of_a_release_that_does_not_say_so_is_a_whole_one():
