@@ -345,6 +345,10 @@ class Log:
             self._gaps,
         )
         with self.lock:
+            # What was sent since the worlds were forgotten is not read back either.
+            self._hand_over(
+                UnavailableError(f"the coordination log {self.topic!r} was read anew")
+            )
             self.partitions, self._places = len(places), places
             self._mark_lost(places)
             adrift, self._adrift = self._adrift, []

@@ -371,6 +371,24 @@ def test_a_loss_that_nobody_has_told_yet_outlasts_a_log_that_is_read_anew_once_m
     assert log.lost_places == {0}
 
 
+def test_what_is_sent_while_a_log_is_read_anew_is_not_waited_for_in_vain(
+    log_topic, open_log, wait_for, monkeypatch
+):
+    log = open_log(log_topic(1), ids_every=0.1)
+    open_again, sent = log._open, []
+
+    def open_later():
+        sent.append(log.send(Probe(log.sender), place=0))
+        wait_for(lambda: sent[0].offset is not None, what="it is acknowledged")
+        return open_again()
+
+    monkeypatch.setattr(log, "_open", open_later)
+    with log.lock:
+        log._id = uuid.uuid4()
+    wait_for(lambda: sent and sent[0].is_done, what="it has ended", timeout=5)
+    assert "read anew" in str(sent[0].error)
+
+
 def test_a_snapshot_of_a_release_that_does_not_say_so_is_a_whole_one():
     world = World(0)
     world.next_offset = 1
