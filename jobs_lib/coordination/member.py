@@ -118,8 +118,8 @@ class Member(Holdings):
         """Why it has ended for good."""
         self._listener = listener
         self._interval_ms = round(interval * 1000)
-        self._before: dict[Shared, int] = {}
-        """The claims that were held before the log was lost."""
+        self._before: dict[Shared, Kept] = {}
+        """What was held before the log was lost."""
         self._attendance = Attendance(group, self._interval_ms)
         self._runs = Runs(sender.instance_id, self._interval_ms)
         self._resuming: set[Shared] = set()
@@ -340,8 +340,9 @@ class Member(Holdings):
             return False
         hold, message = claims.begin_claim(self.sender, shared, self._interval_ms)
         has_ousted = world.find(shared).holding is not None
-        self._kept[shared] = Kept(hold, has_ousted=has_ousted)
-        self.log.send(message, then=self._read_back)
+        kept = Kept(hold, has_ousted=has_ousted)
+        self._kept[shared] = kept
+        self.log.send(message, then=partial(self._read_claim_back, kept))
         return True
 
     def _leave(self, leaving: Iterable[Shared]) -> None:
@@ -356,6 +357,15 @@ class Member(Holdings):
 
     # What the log says: called by the thread that reads it
 
+    def _read_claim_back(self, kept: Kept, sent: Sent) -> None:
+        """Read a claim back, unless the partition was lost meanwhile.
+
+        It may have been claimed anew since, and that claim is another one.
+        """
+        shared: Shared | None = getattr(sent.message, "shared", None)
+        if shared is not None and self._kept.get(shared) is kept:
+            self._read_back(sent)
+
     def _read_back(self, sent: Sent) -> None:
         message = sent.message
         assert not isinstance(message, (Probe, ReleaseGroup, Snapshot))
@@ -365,7 +375,10 @@ class Member(Holdings):
             return
         if sent.outcome is None or sent.offset is None:
             # Nobody knows. A claim that is in the log all the same becomes stale.
-            if isinstance(message, (ClaimingPartition, ReleasingPartition)):
+            if isinstance(message, ClaimingPartition) or (
+                isinstance(message, ReleasingPartition)
+                and message.claim == kept.hold.claim
+            ):
                 self._drop(shared)
             return
         before = kept.hold
@@ -433,7 +446,7 @@ class Member(Holdings):
     def lost(self, reason: str) -> None:
         """See :class:`jobs_lib.coordination.log.LogListener`."""
         self._before |= {
-            shared: kept.hold.claim
+            shared: kept
             for shared, kept in self._kept.items()
             if kept.hold.claim is not None
         }
@@ -444,13 +457,16 @@ class Member(Holdings):
         """See :class:`jobs_lib.coordination.log.LogListener`."""
         self._attendance.read(self.log.get_worlds())
         before, self._before = self._before, {}
-        for shared, claim in before.items():
+        for shared, kept in before.items():
             holding = self.log.find(shared).holding
-            if holding is not None and holding.is_of(self.sender):
+            if (
+                holding is not None
+                and holding.is_of(self.sender)
+                and holding.claim == kept.hold.claim
+            ):
                 # It was lost with the log, and the log still says who holds it.
-                kept = Kept(Hold(Phase.CONFIRMING, claim))
-                if holding.claim == claim:
-                    self._kept[shared] = kept
+                hold = Hold(Phase.CONFIRMING, holding.claim)
+                self._kept[shared] = Kept(hold, has_ousted=kept.has_ousted)
         self._news.set()
 
     def _end(self, what: str) -> None:

@@ -1,0 +1,131 @@
+"""A member draws its conclusions from its own records, in whatever order they come."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs_lib.coordination.claims import Hold, Phase
+from jobs_lib.coordination.member import Member
+from jobs_lib.coordination.messages import (
+    ClaimingPartition,
+    Message,
+    ReleasingPartition,
+    Sender,
+    Shared,
+)
+from jobs_lib.coordination.place import Place
+from jobs_lib.coordination.writer import Sent
+from jobs_lib.errors import UnavailableError
+from jobs_lib.settings import load_settings
+
+ORDERS = Shared("shop.mailer", "orders", 0)
+OTHER = Sender("shop.mailer", "b", "its run")
+LATE = UnavailableError("Kafka has not acknowledged it in time")
+
+
+class Ignores:
+    """A listener that does nothing of what it is told."""
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_: None
+
+
+class Stepped(Member):
+    """A member whose log has one partition, and goes on when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            load_settings(),
+            log="log",
+            group="shop.mailer",
+            client_id="a",
+            topics=["orders"],
+            listener=Ignores(),
+        )
+        self.place = Place(0, 0, 0)
+        self.now_ms = 1
+        self.sent: list[Sent] = []
+        self.log._places, self.log.partitions = [self.place], 1
+        self.log._writer = self
+        self.log.is_known = True
+
+    def send(self, sent: Sent, *_: object) -> None:
+        """Take a record as the writer does."""
+        self.sent.append(sent)
+
+    def claim(self) -> Sent:
+        """Claim the partition; return the record that says so."""
+        assert self._try_to_claim(ORDERS)
+        return self.sent[-1]
+
+    def read(self, said: Message) -> int:
+        """Read a record as the next one of the log, and return its offset."""
+        offset = self.place.world.next_offset
+        outcome = self.place.fold(offset, self.now_ms, 1, said, self.sender)
+        self.applied(0, said, outcome)
+        return offset
+
+    def read_back(self, sent: Sent) -> None:
+        """Read an own record, which was acknowledged."""
+        self.log._acknowledge(sent, 0, self.place.world.next_offset)
+        self.read(sent.message)
+
+    def hold(self, sent: Sent) -> None:
+        """Read a claim back, and the heartbeat that follows it."""
+        self.read_back(sent)
+        self.read_back(self.sent[-1])
+        assert self.is_held(ORDERS)
+
+
+@pytest.fixture
+def member():
+    """A member that does nothing by itself. The log's lock is held, as while it reads."""
+    stepped = Stepped()
+    with stepped.log.lock:
+        yield stepped
+
+
+def lose_to_other(member: Stepped, first: Message) -> int:
+    """Let another member claim and release the partition; an own record is between."""
+    claim = member.read(ClaimingPartition(OTHER, ORDERS, 10_000))
+    offset = member.read(first)
+    member.read(ReleasingPartition(OTHER, ORDERS, claim, None))
+    return offset
+
+
+def test_an_earlier_claim_that_is_acknowledged_late_says_nothing_of_a_later_one(member):
+    first = member.claim()
+    offset = lose_to_other(member, first.message)
+    second = member.claim()
+    # It was refused. That of the second one is on its way.
+    member.log._acknowledge(first, 0, offset)
+    claim = member.place.world.next_offset
+    member.read_back(second)
+    assert member._kept[ORDERS].hold == Hold(Phase.CONFIRMING, claim)
+
+
+def test_a_release_that_fails_late_says_nothing_of_a_later_claim(member):
+    member.hold(member.claim())
+    member.release(ORDERS)
+    release = member.sent[-1]
+    member.read(release.message)
+    claim = member.read(ClaimingPartition(OTHER, ORDERS, 10_000))
+    member.read(ReleasingPartition(OTHER, ORDERS, claim, None))
+    second = member.claim()
+    # It is in the log, and was never acknowledged.
+    member.log._give_up(release, 0, LATE)
+    member.hold(second)
+
+
+def test_what_was_taken_from_a_silent_holder_may_be_so_after_the_log_is_read_anew(
+    member,
+):
+    member.read(ClaimingPartition(OTHER, ORDERS, 100))
+    member.now_ms += 1_000
+    member.read(ReleasingPartition(OTHER, ORDERS, 77, None))
+    member.hold(member.claim())
+    assert member.has_ousted(ORDERS)
+    member.lost("it must be read anew")
+    assert not member.has_ousted(ORDERS)
+    member.known()
+    assert member.has_ousted(ORDERS)
