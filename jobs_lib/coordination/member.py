@@ -379,7 +379,9 @@ class Member(Holdings):
                 isinstance(message, ReleasingPartition)
                 and message.claim == kept.hold.claim
             ):
-                self._drop(shared)
+                # The next tick claims anew. At once, it might fail at once again.
+                del self._kept[shared]
+                self.log.lock.notify_all()
             return
         before = kept.hold
         kept.hold = claims.read_back(before, message, sent.offset, sent.outcome)

@@ -129,3 +129,12 @@ def test_what_was_taken_from_a_silent_holder_may_be_so_after_the_log_is_read_ane
     assert not member.has_ousted(ORDERS)
     member.known()
     assert member.has_ousted(ORDERS)
+
+
+def test_a_claim_that_cannot_be_sent_is_sent_again_by_the_next_tick_only(member):
+    member.send = lambda sent, place, *_: member.log._give_up(sent, place, LATE)
+    member._news.clear()
+    assert member._try_to_claim(ORDERS)
+    assert not member._kept
+    # Else it would try again without a pause, as long as the right to write is missing.
+    assert not member._news.is_set()
