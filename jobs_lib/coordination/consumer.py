@@ -156,7 +156,12 @@ class Consumer:
             JobsError: as :meth:`jobs_lib.coordination.member.Member.start`.
         """
         self.member.start()
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:
+            # It would go on to hold what nobody reads.
+            self.member.stop()
+            raise
         at_most = self.delivery == "at_most_once"
         telemetry.emit(
             "consumer.started",

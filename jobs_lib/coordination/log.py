@@ -171,12 +171,12 @@ class Log:
             self._writer.start()
         try:
             self._read_first(patience)
+            self._loop.start()
         except BaseException:
             self._close()
             if self._writer is not None:
                 self._writer.stop(0)
             raise
-        self._loop.start()
 
     def stop(self, timeout: float = 10.0) -> None:
         """End: what was sent is acknowledged first, if Kafka does so in time."""

@@ -166,8 +166,16 @@ class Member(Holdings):
         except BaseException:
             self._topics.stop()
             raise
-        self._notices.start()
-        self._ticking.start()
+        try:
+            self._notices.start()
+            self._ticking.start()
+            self._wait_until_begun()
+        except BaseException:
+            # What runs already would go on to read, or to hold what nobody works with.
+            self.stop(0)
+            raise
+
+    def _wait_until_begun(self) -> None:
         with self.log.lock:
             patience = Patience(_START_SECONDS + 2 * self.interval)
             while not (
@@ -177,16 +185,14 @@ class Member(Holdings):
                 or patience.is_over
             ):
                 self.log.lock.wait(PIECE)
-            error = self.error
-            if error is None and not self._is_seen:
-                error = UnavailableError(
+            if self.error is not None:
+                raise self.error
+            if not self._is_seen:
+                raise UnavailableError(
                     f"the member {self.sender.client_id!r} cannot write to the "
                     f"coordination log {self.log.topic!r}: nothing was read back "
                     f"within {_START_SECONDS:g} s"
                 )
-        if error is not None:
-            self.stop(0)
-            raise error
 
     def ask_to_stop(self) -> None:
         """Let :meth:`start`, in another thread, wait no longer, and release all."""

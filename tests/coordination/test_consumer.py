@@ -449,6 +449,31 @@ def test_a_log_that_is_made_anew_lets_nothing_be_handled_again_at_most_once(
     assert not later.records
 
 
+@pytest.mark.parametrize("name", ["log", "notices", "member", "poll"])
+def test_a_consumer_that_gets_no_thread_leaves_nothing_behind_that_goes_on(
+    log_topic, topic, settings, monkeypatch, wait_for, name
+):
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(f"jobs_lib {name} "):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    log, group = log_topic(1), f"shop.{name}"
+    given: dict[str, Any] = {"group": group, "client_id": "a", "interval": INTERVAL}
+    consumer = Consumer(settings, log=log, topics=[topic(1)], handle=print, **given)
+    with pytest.raises(RuntimeError, match="new thread"):
+        consumer.start()
+
+    def find_left() -> list[str]:
+        names = [one.name for one in threading.enumerate()]
+        return [one for one in names if one.endswith((group, log))]
+
+    wait_for(lambda: not find_left(), what=lambda: f"all end: {find_left()}", timeout=5)
+
+
 @pytest.mark.guarantee("M12")
 def test_two_groups_read_the_same_topic_independently(
     log_topic, topic, publish, consume, wait_for
