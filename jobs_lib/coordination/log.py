@@ -293,7 +293,13 @@ class Log:
             for part in split(world, self.sender, is_partial=place.has_lost):
                 writer.send(Sent(part, note), world.place, partitions, None)
 
-        threading.Thread(target=write, name="jobs_lib snapshot", daemon=True).start()
+        thread = threading.Thread(target=write, name="jobs_lib snapshot", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # No thread is left. What was read needs not be read anew for that.
+            telemetry.emit("loop.failed", loop=self._loop.name, error=error)
+            failed()
 
     # Reading
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from typing import Any
@@ -369,6 +370,25 @@ def test_a_loss_that_nobody_has_told_yet_outlasts_a_log_that_is_read_anew_once_m
     assert log.lost_places == {0}
     read_anew(log, heard, wait_for, as_another=False)
     assert log.lost_places == {0}
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_snapshot_for_which_there_is_no_thread_makes_nobody_read_the_log_anew(
+    log_topic, open_log, monkeypatch, heard
+):
+    log = open_log(log_topic(1))
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "jobs_lib snapshot":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    probe = Probe(log.sender, wants_snapshot=True)
+    assert log.send(probe, place=0).wait(WAIT) is Outcome.VALID
+    assert log.send(Probe(log.sender), place=0).wait(WAIT) is Outcome.VALID
+    assert [event for event, _ in heard] == ["log.read"]
 
 
 def test_what_is_sent_while_a_log_is_read_anew_is_not_waited_for_in_vain(
