@@ -55,11 +55,12 @@ class HandReader(Poller):
             at = TopicPartition(*partition, offset)
             if partition in self._assigned:
                 consumer.incremental_unassign([at])
+            self._forget([partition])
+            # First: if the client fails at it, listeners learn that it is lost.
+            self._assigned.add(partition)
             consumer.incremental_assign([at])
             # The client keeps it in mind that a partition was paused, also without it.
             consumer.resume([at])
-            self._forget([partition])
-            self._assigned.add(partition)
             self._begun[partition] = offset
             for listener in self._listeners:
                 listener.begun(partition)

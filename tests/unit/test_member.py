@@ -12,6 +12,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from jobs_lib.kafka import hand_reader
 from jobs_lib.kafka.hand_reader import HandReader
 from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import make_app
@@ -136,3 +137,16 @@ def test_a_partition_that_was_begun_too_early_stays_where_it_was_assigned_since(
         reader._obey(consumer)
     assert reader._begun[OURS] == 7
     assert not reader._commands
+
+
+def test_a_partition_at_whose_assignment_the_client_fails_is_lost(monkeypatch):
+    reader = HandReader(make_app("").settings, "group", lambda: 0.0)
+    reader.listen(listener := Mock())
+    reader.assign(OURS, 5)
+    consumer = Mock()
+    consumer.incremental_assign.side_effect = make_early()
+    monkeypatch.setattr(hand_reader, "make_consumer", lambda *_, **__: consumer)
+    with pytest.raises(KafkaException):
+        next(reader._poll())
+    # Its owner assigns it again. Else nobody would ever read it.
+    listener.lost.assert_called_once_with(frozenset({OURS}))
