@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicPartition
@@ -70,6 +71,7 @@ class HeldMember(GroupMember):
         self._client_id = client_id
         self._holder: Member | None = None
         self._leaving: deque[Partition] = deque()
+        """What the last commands hand over together."""
         self._is_ending = False
 
     def stop(self, timeout: float | None = None) -> None:
@@ -94,13 +96,13 @@ class HeldMember(GroupMember):
             self._on_assign(consumer, [place])
             return True
 
-        self._commands.append(assign)
+        self._command(assign)
 
     def leave(self, shared: Shared) -> None:
         """Hand a partition over soon."""
         partition = (shared.topic, shared.partition)
         self._leaving.append(partition)
-        self._commands.append(self._leave)
+        self._commands.append(partial(self._leave, self._leaving))
         # Looked at last: the poll thread, when it ends, may have read the list already.
         if self._is_ending and partition not in self._assigned:
             self._release(partition)
@@ -114,10 +116,15 @@ class HeldMember(GroupMember):
                 self._on_lost(consumer, [place])
             return True
 
-        self._commands.append(lose)
+        self._command(lose)
 
     def ended(self, error: Exception) -> None:
         """Do nothing: the poll thread sees it."""
+
+    def _command(self, command: Callable[[Consumer], bool]) -> None:
+        # What is to be left later is handed over later: it may be the same partition.
+        self._leaving = deque()
+        self._commands.append(command)
 
     # The poll thread
 
@@ -180,7 +187,7 @@ class HeldMember(GroupMember):
             self._hand_over(holder, consumer)
         finally:
             self._leaves_at_once = False
-            self._leaving.clear()
+            self._leaving = deque()
             self._commands.clear()
             self._commits.clear()
             self._forget(self._assigned)
@@ -193,14 +200,14 @@ class HeldMember(GroupMember):
         finally:
             # Also if the client fails: the next holder would take one that lives on for
             # another process of this name, and end for good.
-            for one in (*held, *self._leaving):
-                self._release(one)
+            for shared in holder.list_held():
+                holder.release(shared)
             with self.pulse.elsewhere():
                 holder.stop(_LEAVE_SECONDS)
 
-    def _leave(self, consumer: Consumer) -> bool:
-        """Hand all partitions over at once that should be left."""
-        leaving = [self._leaving.popleft() for _ in range(len(self._leaving))]
+    def _leave(self, together: deque[Partition], consumer: Consumer) -> bool:
+        """Hand all partitions over at once that should be left together."""
+        leaving = [together.popleft() for _ in range(len(together))]
         held = [TopicPartition(*one) for one in leaving if one in self._assigned]
         if held:
             self._on_revoke(consumer, held)

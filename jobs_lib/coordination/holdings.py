@@ -78,10 +78,11 @@ class Holdings:
                     self._send_heartbeat(shared, kept)
 
     def release(self, shared: Shared) -> None:
-        """Release a partition, with the position that was set last."""
+        """Release a partition that is to be left, with the position that was set last."""
         with self.log.lock:
             kept = self._kept.get(shared)
-            if kept is None or kept.is_releasing:
+            # It may have been lost, and be held anew: that is another holding.
+            if kept is None or kept.is_releasing or not kept.is_leaving:
                 return
             message = claims.release(kept.hold, self.sender, shared, kept.position)
             if message is not None:

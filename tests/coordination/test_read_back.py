@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from jobs_lib.coordination.claims import Hold, Phase
@@ -106,6 +108,7 @@ def test_an_earlier_claim_that_is_acknowledged_late_says_nothing_of_a_later_one(
 
 def test_a_release_that_fails_late_says_nothing_of_a_later_claim(member):
     member.hold(member.claim())
+    member._leave([ORDERS])
     member.release(ORDERS)
     release = member.sent[-1]
     member.read(release.message)
@@ -138,3 +141,17 @@ def test_a_claim_that_cannot_be_sent_is_sent_again_by_the_next_tick_only(member)
     assert not member._kept
     # Else it would try again without a pause, as long as the right to write is missing.
     assert not member._news.is_set()
+
+
+def test_a_release_of_what_was_lost_lets_go_nothing_that_is_held_anew(member):
+    member.hold(member.claim())
+    member._leave([ORDERS])
+    member.lost("it must be read anew")
+    member.known()
+    member._beat(math.inf)
+    member.read_back(member.sent[-1])
+    sent = len(member.sent)
+    # Whoever was to leave it has handed it over by now.
+    member.release(ORDERS)
+    assert len(member.sent) == sent
+    assert member.is_held(ORDERS)

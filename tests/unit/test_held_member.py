@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -29,6 +30,9 @@ class FakeHolder:
 
     def ask_to_stop(self) -> None:
         self.asked.append("ask")
+
+    def list_held(self) -> list[Shared]:
+        return [ORDERS]
 
     def release(self, shared: Shared) -> None:
         self.asked.append(shared)
@@ -115,3 +119,21 @@ def test_a_partition_that_is_to_be_left_as_the_member_ends_is_released(member):
     member._leaving = Leaving()
     member.leave(ORDERS)
     assert HOLDERS[0].asked == [ORDERS]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_partition_is_left_as_often_as_it_is_taken_although_nobody_polls(
+    member, again
+):
+    client = Mock()
+    member._holder = FakeHolder()
+    member.taken(ORDERS, None)
+    member._obey(client)
+    # All of it while the poll thread waits for the hand-over of another one.
+    member.leave(ORDERS)
+    member.lost(ORDERS)
+    member.taken(ORDERS, None)
+    if again:
+        member.leave(ORDERS)
+    member._obey(client)
+    assert member._assigned == (set() if again else {("orders", 0)})
