@@ -164,7 +164,7 @@ class Member(Holdings):
         try:
             self.log.start()
         except BaseException:
-            self._topics.stop()
+            self._topics.stop(0)
             raise
         try:
             self._notices.start()
@@ -205,8 +205,9 @@ class Member(Holdings):
         """Release all, and end.
 
         Args:
-            timeout: seconds to wait for the listener. What is not released then becomes
-                stale, and others claim it after two intervals.
+            timeout: seconds to wait for the listener, and for a look at what is shared.
+                What is not released then becomes stale, and others claim it after two
+                intervals.
         """
         self.ask_to_stop()
         with self.log.lock:
@@ -214,7 +215,7 @@ class Member(Holdings):
         self._ticking.stopping.set()
         self._news.set()
         self._ticking.stop()
-        self._topics.stop()
+        self._topics.stop(timeout)
         with self.log.lock:
             self._drop_all()
         self._notices.stop(timeout)

@@ -59,9 +59,9 @@ class Topics:
         self._look()
         self._loop.start()
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._loop.stop()
+    def stop(self, timeout: float) -> None:
+        """End the thread; wait so many seconds at most for a look that hangs."""
+        self._loop.stop(timeout)
 
     def _look_on(self) -> Iterator[None]:
         while not self._loop.stopping.wait(self._every):

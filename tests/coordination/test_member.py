@@ -91,7 +91,7 @@ def held(member) -> set[int]:
 def die(member) -> None:
     """End a member as if its process had been killed."""
     member._ticking.stop()
-    member._topics.stop()
+    member._topics.stop(WAIT)
     member.log.stop()
 
 
@@ -542,6 +542,36 @@ def test_a_log_that_was_cut_is_lost_and_what_it_still_says_is_held_again(
         what=lambda: f"lost, and taken again: {member._listener.told}",
     )
     assert [told[0] for told in member._listener.told] == ["lost"] * 2 + ["taken"] * 2
+
+
+def test_a_member_stops_although_what_finds_its_partitions_hangs(settings):
+    hangs, may_go, found = threading.Event(), threading.Event(), [("orders", 0)]
+
+    def find() -> list[tuple[str, int]]:
+        if found:
+            return [found.pop()]
+        hangs.set()
+        may_go.wait(WAIT)
+        return []
+
+    member = Member(
+        settings,
+        log="log",
+        group="shop.mailer",
+        client_id="a",
+        parts=find,
+        listener=Holder(),
+        topics_every=0.01,
+    )
+    member._topics.start()
+    assert hangs.wait(WAIT)
+    stopping = threading.Thread(target=member.stop, args=[0.1])
+    stopping.start()
+    stopping.join(5)
+    try:
+        assert not stopping.is_alive()
+    finally:
+        may_go.set()
 
 
 @pytest.mark.parametrize(
