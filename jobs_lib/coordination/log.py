@@ -313,7 +313,9 @@ class Log:
                 self._step(self._opened)
             except ReadAnew as why:
                 self._forget(why)
-            count = sum(place.world.next_offset for place in self._places)
+            # What follows in the others, which are read, brings this one no further.
+            behind = [place for place in self._places if place.is_behind]
+            count = sum(place.world.next_offset for place in behind or self._places)
             if count != before:
                 left, before = Patience(patience), count
             elif left.is_over:
@@ -467,7 +469,7 @@ class Log:
 
     def _settle(self) -> None:
         """Say that the log is known, once it is."""
-        if any(place.world.next_offset < place.target for place in self._places):
+        if any(place.is_behind for place in self._places):
             return
         for place in self._places:
             before = place.world.partitions

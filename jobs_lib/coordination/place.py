@@ -60,6 +60,11 @@ class Place:
         """Whether a partition without a position may have had one."""
         return self.is_partial or self.is_lost
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether it was not read up to the end that it had at first."""
+        return self.world.next_offset < self.target
+
     def restore(self, snapshot: Found) -> None:
         """Begin behind a snapshot."""
         self.world = snapshot.restore(self.number)

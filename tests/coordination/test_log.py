@@ -409,6 +409,36 @@ def test_what_is_sent_while_a_log_is_read_anew_is_not_waited_for_in_vain(
     assert "read anew" in str(sent[0].error)
 
 
+def test_a_start_ends_with_an_error_if_one_partition_stands_still_and_others_do_not(
+    settings, log_topic, open_log, monkeypatch
+):
+    name = log_topic(2)
+    first = open_log(name, "a")
+    for place in (0, 1):
+        first.send(Probe(first.sender), place=place).wait(WAIT)
+    log = Log(settings, name, Sender("shop.mailer", "b", "d"))
+    take = log._take
+
+    def take_other(message) -> None:
+        # Others write on, and the partition 1 has no leader any more.
+        first.send(Probe(first.sender), place=0)
+        if message.partition() == 0:
+            take(message)
+
+    monkeypatch.setattr(log, "_take", take_other)
+    errors: list[Exception] = []
+
+    def start() -> None:
+        with pytest.raises(UnavailableError) as caught:
+            log.start(patience=0.5)
+        errors.append(caught.value)
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    starting.join(8)
+    assert "Has each of its partitions a leader?" in str(errors)
+
+
 def test_a_snapshot_of_a_release_that_does_not_say_so_is_a_whole_one():
     world = World(0)
     world.next_offset = 1
