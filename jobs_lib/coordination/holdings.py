@@ -78,7 +78,7 @@ class Holdings:
                     self._send_heartbeat(shared, kept)
 
     def release(self, shared: Shared) -> None:
-        """Release a partition that is to be left, with the position that was set last."""
+        """Release a partition that is to be left, with the position set last."""
         with self.log.lock:
             kept = self._kept.get(shared)
             # It may have been lost, and be held anew: that is another holding.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,20 +18,15 @@ from jobs_lib.coordination.messages import (
     Shared,
 )
 from jobs_lib.coordination.place import Place
-from jobs_lib.coordination.writer import Sent
 from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import load_settings
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.writer import Sent, Writer
 
 ORDERS = Shared("shop.mailer", "orders", 0)
 OTHER = Sender("shop.mailer", "b", "its run")
 LATE = UnavailableError("Kafka has not acknowledged it in time")
-
-
-class Ignores:
-    """A listener that does nothing of what it is told."""
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
 
 
 class Stepped(Member):
@@ -42,13 +39,13 @@ class Stepped(Member):
             group="shop.mailer",
             client_id="a",
             topics=["orders"],
-            listener=Ignores(),
+            listener=Mock(),
         )
         self.place = Place(0, 0, 0)
         self.now_ms = 1
         self.sent: list[Sent] = []
         self.log._places, self.log.partitions = [self.place], 1
-        self.log._writer = self
+        self.log._writer = cast("Writer", self)
         self.log.is_known = True
 
     def send(self, sent: Sent, *_: object) -> None:
@@ -81,7 +78,7 @@ class Stepped(Member):
 
 @pytest.fixture
 def member():
-    """A member that does nothing by itself. The log's lock is held, as while it reads."""
+    """A member that does nothing by itself, with the log's lock held."""
     stepped = Stepped()
     with stepped.log.lock:
         yield stepped

@@ -109,7 +109,7 @@ def test_a_member_that_is_stopped_as_it_begins_starts_no_holder(member, monkeypa
 
 
 def test_a_partition_that_is_to_be_left_as_the_member_ends_is_released(member):
-    class Leaving(deque):
+    class Leaving(deque[object]):
         def append(self, one: object) -> None:
             # The poll thread has read the list before.
             member._is_ending = True
