@@ -128,6 +128,19 @@ def test_a_crowd_of_silent_clients_is_dropped_and_leaves_no_thread(
                 one.close()
 
 
+def test_probes_that_got_no_thread_leave_their_places_to_later_ones(monkeypatch):
+    class Refusing(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with answering() as port:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "Thread", Refusing)
+            for _ in range(probes._AT_ONCE):
+                assert not is_heard(port)
+        assert ask(port, "/livez") == (200, "live")
+
+
 def test_a_readiness_check_that_raises_is_reported_and_not_ready():
     def find_unready() -> str | None:
         raise RuntimeError("no answer")
