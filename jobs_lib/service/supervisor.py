@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
+from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ class Supervisor:
                 break
             self._start(share)
         while not (self._is_stopping or self._is_done()):
-            self._revive()
+            self._revive_patiently()
             self._pass_on(_TICK)
         while any(child.poll() is None for child in self._children.values()):
             self._pass_on(_TICK)
@@ -97,6 +98,16 @@ class Supervisor:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _revive_patiently(self) -> None:
+        try:
+            self._revive()
+        except OSError as error:
+            # The machine may have no more processes for a while. The others go on, and
+            # the dead child is found again.
+            self._failures += 1
+            telemetry.logger.error("a process cannot be started: %s", describe(error))
+            self._is_asked(RECONNECT.delay(self._failures))
 
     def _revive(self) -> None:
         for share, child in self._children.items():

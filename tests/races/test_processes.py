@@ -106,6 +106,36 @@ while os.path.exists(f"/proc/{os.readlink(f'{folder}/pid')}"):
 command = [sys.executable, "-c", child, *sys.argv[1:]]
 sys.exit(Supervisor(command, 2, ends=True).run())
 """
+# The child has reached its limit, and the machine has no more processes for a moment.
+CROWDED = """
+import errno, subprocess, sys
+from jobs_lib.service.supervisor import Supervisor
+
+child = '''
+import os, signal, sys
+from jobs_lib.service.supervisor import end_while_loading, stop_with_parent
+
+stop_with_parent(lambda: os._exit(1))
+end_while_loading()
+print("child begins", flush=True)
+try:
+    os.mkdir(sys.argv[1] + "/again")
+except FileExistsError:
+    signal.pause()
+'''
+tries = 0
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        global tries
+        tries += 1
+        if tries in (2, 3):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        super().__init__(*arguments, **options)
+
+subprocess.Popen = Popen
+sys.exit(Supervisor([sys.executable, "-c", child, *sys.argv[1:]], 1).run())
+"""
 # The first child's start is refused, and the second one is at work.
 REFUSED = FAILING.replace("sys.exit(FAILED)", "sys.exit(2)")
 # The same, and the work has an end.
@@ -250,6 +280,19 @@ def test_children_that_end_their_work_are_not_started_again(run_process, tmp_pat
     parent = run_process("-c", ENDING, str(tmp_path))
     assert parent.wait(timeout=60) == 0, parent.output
     assert sorted(parent.lines) == ["child 1 2", "child 1 2", "child 2 2"]
+
+
+def test_a_child_that_cannot_be_started_again_is_tried_until_it_can(
+    run_process, tmp_path, wait_for
+):
+    parent = run_process("-c", CROWDED, str(tmp_path))
+    wait_for(
+        lambda: parent.lines.count("child begins") == 2,
+        timeout=60,
+        what=lambda: f"the child is there again\n{parent.output}",
+    )
+    parent.signal(signal.SIGTERM)
+    assert parent.wait(timeout=60) == 0, parent.output
 
 
 @pytest.mark.parametrize("program", [REFUSED, REFUSED_WORK], ids=["run", "work"])
