@@ -180,8 +180,11 @@ _UNTOLD = {"trace", "stack", "kind"}
 _OF_JOB = ("type", "id", "group", "attempt")
 _LISTS = {list, tuple, set, frozenset}
 _NUMBERS = {int, float, bool}
-_listeners: list[tuple[Listener, frozenset[str]]] = []
-"""The listeners, each with the events that it wants."""
+_listeners: tuple[tuple[Listener, frozenset[str]], ...] = ()
+"""The listeners, each with the events that it wants. It is replaced and never changed:
+an event that is under way reaches all others when one of them goes away."""
+_listening = threading.RLock()
+"""Held while the listeners change. Reentrant: a signal handler may listen."""
 reports_each_job = False
 """Whether a listener wants the events of each single job."""
 _lines: dict[str, tuple[float, int]] = {}
@@ -255,18 +258,21 @@ def listen(listener: Listener, only: Iterable[str] = EVENTS) -> Callable[[], Non
             f"{', '.join(sorted(EVENTS))}"
         )
     entry = (listener, wanted)
-    _listeners.append(entry)
-    _note_listeners()
+    with _listening:
+        _set_listeners([*_listeners, entry])
 
     def remove() -> None:
-        _listeners.remove(entry)
-        _note_listeners()
+        with _listening:
+            left = [*_listeners]
+            left.remove(entry)
+            _set_listeners(left)
 
     return remove
 
 
-def _note_listeners() -> None:
-    global reports_each_job
+def _set_listeners(listeners: list[tuple[Listener, frozenset[str]]]) -> None:
+    global _listeners, reports_each_job
+    _listeners = tuple(listeners)
     reports_each_job = any(wanted & _EACH_JOB for _, wanted in _listeners)
 
 
