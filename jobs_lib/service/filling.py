@@ -90,11 +90,19 @@ class Filling:
 
         It asks PostgreSQL and Kafka, once a second at the most, while one is not.
         """
-        with self._lock:
+        if not self._open:
+            return None
+        if not self._lock.acquire(blocking=False):
+            # A look waits for servers. Probes that waited for it would become so many
+            # that `/livez` gets no answer either.
+            return self._reason or "its read models are being looked at"
+        try:
             if self._open and time.monotonic() > self._looked_at + _LOOK_SECONDS:
                 self._look()
                 self._looked_at = time.monotonic()
             return self._reason if self._open else None
+        finally:
+            self._lock.release()
 
     def _look(self) -> None:
         try:
