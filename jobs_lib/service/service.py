@@ -332,9 +332,12 @@ class Service:
         self._started.append(part)
 
     def _stop_parts(self) -> None:
-        while self._started:
-            self._started.pop().stop()
-        self.app.close_registry()
+        """Stop all; an error is raised once all have been stopped."""
+        with contextlib.ExitStack() as stopping:
+            stopping.callback(self.app.close_registry)
+            for part in self._started:
+                stopping.callback(part.stop)
+            self._started.clear()
 
     def stop(self) -> bool:
         """Release all origins, wait for running jobs, and stop.
@@ -381,8 +384,10 @@ class Service:
 
         def stop(number: int) -> None:
             if number == signal.SIGQUIT or self._stopping.is_set():
-                self.process.abandon(_ABANDON_WITHIN)
-                os._exit(CUT_OFF)
+                try:
+                    self.process.abandon(_ABANDON_WITHIN)
+                finally:
+                    os._exit(CUT_OFF)
             self._stopping.set()
 
         handle_signals(STOPPING, stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from jobs_lib import telemetry
@@ -36,7 +36,10 @@ def telling(
 
     timer = threading.Timer(_SOON, tell)
     timer.daemon = True
-    timer.start()
+    # The interpreter may be at its end, or the process have no more threads: then the
+    # stop goes on without a word.
+    with suppress(RuntimeError):
+        timer.start()
     try:
         yield
     finally:
