@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from dataclasses import astuple, fields
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _SOURCE = "SOURCE_DATABASE_URL"
+_STOPPED = 143
+"""The exit code of work that was stopped before its end, as a shell shows SIGTERM."""
 
 
 def _source_table(command: Callable[..., None]) -> Callable[..., None]:
@@ -213,7 +214,7 @@ def readmodel_resync(
     from jobs_lib.service.resync import begin_resync, cancel_resync
     from jobs_lib.service.supervisor import Supervisor, end_while_loading
 
-    end_while_loading()
+    end_while_loading(_STOPPED)
     loaded = load_app(app)
     if cancel:
         cancel_resync(loaded, table)
@@ -231,11 +232,11 @@ def readmodel_resync(
 def _resync(app: App, table: str, group: str) -> None:
     """Take part in a re-synchronisation until its end, and say how it ended."""
     from jobs_lib.service.resync import resync
-    from jobs_lib.service.supervisor import read_share, stop_with_parent
+    from jobs_lib.service.supervisor import STOPPING, read_share, stop_with_parent
     from jobs_lib.signals import handle_signals
 
     stopping = threading.Event()
-    handle_signals((signal.SIGTERM, signal.SIGINT), lambda _: stopping.set())
+    handle_signals(STOPPING, lambda _: stopping.set())
     share = read_share()
     if share is not None:
         stop_with_parent(stopping.set)
@@ -244,7 +245,7 @@ def _resync(app: App, table: str, group: str) -> None:
     ended = resync(app, table, group=group, report=report, stopping=stopping)
     if ended is None:
         click.echo("stopped; the same command goes on with it", err=True)
-        sys.exit(143)
+        sys.exit(_STOPPED)
     removed = f"{ended.removed} keys removed"
     if ended.is_last:
         click.echo(f"{table} was read again to the end; {removed}")

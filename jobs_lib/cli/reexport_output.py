@@ -84,9 +84,11 @@ def in_background(load: Callable[[], object]) -> Callable[[], bool]:
     thread.start()
 
     def loaded() -> bool:
+        # In this order: it may fail and end between the lines.
+        is_done = not thread.is_alive()
         if errors:
             raise errors[0]
-        return not thread.is_alive()
+        return is_done
 
     return loaded
 
@@ -104,7 +106,8 @@ def show_bar(database: Database, name: str, loaded: Callable[[], bool]) -> None:
         task = bar.add_task(name, total=0, note="planning")
         while True:
             done = loaded()
-            progress = _latest(database, name)
+            # Once it is loaded, there is one: without any it would wait for ever.
+            progress = api.status(database, name) if done else _latest(database, name)
             if progress is not None:
                 completed = progress.sent + progress.superseded
                 note = _note(progress)

@@ -158,10 +158,14 @@ class Supervisor:
             child.send_signal(number)
 
 
-def end_while_loading() -> None:
-    """End in order on a signal during the app's import: nothing has begun."""
+def end_while_loading(code: int = 0) -> None:
+    """End in order on a signal during the app's import: nothing has begun.
+
+    Args:
+        code: the exit code. 0 says that nothing is left to do.
+    """
     for number in STOPPING:
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, lambda *_: sys.exit(code))
     # The parent of several processes blocked the signals that came before.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
