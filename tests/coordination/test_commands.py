@@ -19,7 +19,7 @@ from jobs_lib.coordination.messages import (
 )
 from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.operating.coordination import Viewer, pause
+from jobs_lib.operating.coordination import Viewer, pause, pauses
 from tests.coordination.commands import GROUP, WAIT, look, states
 
 
@@ -262,6 +262,23 @@ def test_a_group_that_is_released_claims_anew_where_it_was(
     run(log, "pause", GROUP, "--for", "10m")
     refused = run(log, "release", GROUP, code=2)
     assert "is paused until" in str(refused.exception)
+
+
+def test_a_release_leaves_the_pause_that_somebody_makes_meanwhile(
+    log_topic, settings, run, monkeypatch
+):
+    log = log_topic()
+    wait = pauses.wait_until_free
+
+    def let_go_and_pause(*_):
+        monkeypatch.setattr(pauses, "wait_until_free", wait)
+        pause(settings, log, GROUP, timedelta(minutes=10))
+        return []
+
+    monkeypatch.setattr(pauses, "wait_until_free", let_go_and_pause)
+    assert run(log, "release", GROUP).stdout == f"released: {GROUP}\n"
+    (left,) = look(run, log)["pauses"]
+    assert left["places"] == 2
 
 
 def test_a_topic_that_kafka_does_not_have_is_shown_without_a_lag(

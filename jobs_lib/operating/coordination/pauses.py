@@ -137,12 +137,12 @@ def release(
                 f"the group {group!r} is paused until {as_time(before_ms)}, so that "
                 "its members let go all that they hold, and claim nothing"
             )
-        # If this process is killed, the pause ends by itself.
-        _begin(opened, timedelta(seconds=wait) + _SPARE, now_ms)
         try:
+            # If this process is killed, the pause ends by itself.
+            _begin(opened, timedelta(seconds=wait) + _SPARE, now_ms)
             holders = wait_until_free(opened, wait)
         finally:
-            _end(opened)
+            _end_own(opened)
     return Released(group, known, holders)
 
 
@@ -181,3 +181,16 @@ def _begin(log: Log, until: datetime | timedelta, now_ms: int) -> int:
 
 def _end(log: Log) -> None:
     send_pauses(log, dict.fromkeys(range(log.partitions), 0))
+
+
+def _end_own(log: Log) -> None:
+    """End the sender's own pause, and leave what others have made of it since."""
+    with log.lock:
+        others = {
+            world.place
+            for world in log.get_worlds()
+            if (pause := world.pauses.get(log.sender.group_id)) is not None
+            and pause[1:] != log.sender[1:]
+        }
+    own = [place for place in range(log.partitions) if place not in others]
+    send_pauses(log, dict.fromkeys(own, 0))
