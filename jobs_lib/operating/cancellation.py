@@ -50,6 +50,9 @@ def cancel(
         return {}
     queries = database.queries
     with database.connect("cancel") as connection, bounded(connection, database):
+        # Before it looks for the jobs: a move of the home topic would take them to
+        # other origins meanwhile, and none would be found.
+        connection.execute(queries["hold_home"])
         found = connection.execute(queries["find_origins"], {"ids": ids}).fetchall()
         values = {
             "origins": [origin for (origin,) in found],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ import psycopg
 import pytest
 
 from jobs_lib import Discard
-from jobs_lib.errors import FencedError, OperatingError
+from jobs_lib.errors import FencedError, OperatingError, TopicError
 from jobs_lib.operating import Filter, cancel, explain, retry
+from jobs_lib.operating.home_topic import repartition
 from tests.operating.helpers import add_claim, add_discarded, add_job, add_owner
 from tests.support.apps import HOME, count, executing, make_app
 
@@ -74,6 +76,30 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     executor.commit()
     operator.join()
     assert became == {job: "requested"}
+
+
+def test_no_job_moves_to_another_origin_while_it_is_cancelled(
+    database, database_url, connect, monkeypatch
+):
+    app = make_app(database_url)
+
+    @app.job(group="key")
+    def work(job: Job, key: str) -> None: ...
+
+    with connect() as connection:
+        jobs = [work.enqueue(connection, f"k{n}") for n in range(20)]
+    queries = dict(database.queries)
+
+    class Moving(dict):
+        def __getitem__(self, name):
+            if name == "lock_jobs_origins":
+                # The jobs were looked for, and no lock is taken yet.
+                with contextlib.suppress(TopicError):
+                    repartition(app, 5, wait=0.1)
+            return queries[name]
+
+    monkeypatch.setattr(database, "queries", Moving(queries))
+    assert cancel(database, jobs) == dict.fromkeys(jobs, "cancelled")
 
 
 def test_a_cancellation_locks_an_origin_that_never_had_an_owner(database, connect):
