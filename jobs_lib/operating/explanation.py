@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _COUNTED = 10_000
+_Asked = tuple[tuple[str, str], tuple[int, int]]
+"""A topic and a group, and the partition and the offset of a record."""
+_Waits = dict[_Asked, str | None]
+"""What records lack of groups, as :func:`explain_wait` says it."""
 _LIMITED = f"{RateLimited.__name__}: "
 """The beginning of the last error of a job that waits for a rate limit."""
 
@@ -100,8 +104,17 @@ def explain(
     Raises:
         OperatingError: the queries took longer than ten seconds.
     """
-    with database.connect("explain") as connection, bounded(connection, database):
-        return _Explainer(connection, database, stale_after, settings).explain(job)
+    waits: _Waits = {}
+    with database.connect("explain") as connection:
+        while True:
+            one = _Explainer(connection, database, stale_after, settings, waits)
+            with bounded(connection, database):
+                found = one.explain(job)
+            if settings is None or not one.unasked:
+                return found
+            # Kafka may be slow, and the server ends a transaction that stands still.
+            for asked in one.unasked:
+                waits[asked] = explain_wait(settings, *asked)
 
 
 class _Explainer:
@@ -113,8 +126,12 @@ class _Explainer:
         database: Database,
         stale_after: float,
         settings: Settings | None,
+        waits: _Waits,
     ) -> None:
         self._settings = settings
+        self._waits_of = waits
+        self.unasked: list[_Asked] = []
+        """What Kafka has to be asked before the explanation is complete."""
         self._connection = connection
         self._database = database
         self._stale_after = stale_after
@@ -210,6 +227,7 @@ class _Explainer:
         for after_topic, group, is_known in item["after"]:
             if after_topic != topic:
                 continue
+            asked = (after_topic, group), (partition, offset)
             if not is_known:
                 text = (
                     f"Kafka does not say to pod {facts.pod} how far the group "
@@ -217,9 +235,10 @@ class _Explainer:
                 )
             elif self._settings is None:
                 text = f"the group {group!r} has to pass {topic}/{partition} {offset}"
-            elif wait := explain_wait(
-                self._settings, (after_topic, group), (partition, offset)
-            ):
+            elif asked not in self._waits_of:
+                self.unasked.append(asked)
+                continue
+            elif wait := self._waits_of[asked]:
                 text = wait
             else:
                 continue

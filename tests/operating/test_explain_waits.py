@@ -7,10 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from jobs_lib import Job, Workers
-from jobs_lib.operating import explain
+from jobs_lib.operating import explain, explanation
 from jobs_lib.postgres.database import Database
+from tests.operating.helpers import add_job, add_owner
 from tests.support.apps import HOME, executing, make_app
 from tests.support.roles import as_role
 
@@ -142,3 +144,34 @@ def test_a_job_waits_for_its_limit(
             else text
         )
         gate.set()
+
+
+def test_no_transaction_is_open_while_kafka_is_asked(
+    app, database, connect, monkeypatch
+):
+    admin = connect(autocommit=True)
+    owner = add_owner(admin, types=["work"])
+    (source,) = admin.execute(
+        "insert into jobs_lib.sources (consumer_group, topic, partition)"
+        " values ('flights', 'flights', 2) returning id"
+    ).fetchone()
+    job = add_job(admin, source=source, record_offset=7)
+    after = [["flights", group, True] for group in ("first", "second")]
+    busy = Jsonb([{"types": ["work"], "after": after}])
+    admin.execute(
+        "update jobs_lib.processes set busy = %s where id = %s", (busy, owner)
+    )
+    asked: list[tuple[object, ...]] = []
+
+    def ask(_, *dependency):
+        asked.append(dependency)
+        states = "select state from pg_stat_activity where application_name = %s"
+        assert admin.execute(states, ["jobs_lib explain"]).fetchall() == [("idle",)]
+        group = dependency[0][1]
+        return f"{group} is behind" if group == "second" else None
+
+    monkeypatch.setattr(explanation, "explain_wait", ask)
+    found = explain(database, job, stale_after=60, settings=app.settings)
+    assert found.codes == ["gated"]
+    assert found.reasons[0].text.endswith("second is behind")
+    assert asked == [(("flights", group), (2, 7)) for group in ("first", "second")]
