@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
+from jobs_lib.errors import UnavailableError
 from jobs_lib.loop import Loop
 from jobs_lib.operating.checks import Limits
 from jobs_lib.operating.history import maintain
@@ -22,7 +24,7 @@ from jobs_lib.reexport.control import finish_open
 from jobs_lib.reexport.staging import drop_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from jobs_lib.consuming.read_model import ReadModel
     from jobs_lib.postgres.database import Database
@@ -83,22 +85,48 @@ class Maintenance:
         self._loop.stop(_LAST_SECONDS)
 
     def _work(self) -> Iterator[None]:
+        database, forget = self._database, self._forget
+        each_minute = [
+            self._report_old_transactions,
+            partial(finish_open, database),
+            partial(drop_ended, database),
+        ]
+        each_hour = [
+            partial(maintain, database, self._keep),
+            partial(forget, "forget_gone_keys", {"days": _GONE_DAYS}),
+            partial(forget, "forget_expired", {"seconds": self._answer_seconds}),
+            partial(forget, "forget_requests", {"seconds": self._request_seconds}),
+            partial(forget, "forget_versions", {}),
+            *(partial(self._forget_reached, model) for model in self._models),
+            self._forget_places,
+            self._end_idle_holds,
+        ]
         while not self._loop.stopping.is_set():
-            self._report_old_transactions()
-            finish_open(self._database)
-            drop_ended(self._database)
+            errors = list(self._try_each(each_minute))
             if time.monotonic() >= self._maintain_at:
-                maintain(self._database, self._keep)
-                self._forget("forget_gone_keys", {"days": _GONE_DAYS})
-                self._forget("forget_expired", {"seconds": self._answer_seconds})
-                self._forget("forget_requests", {"seconds": self._request_seconds})
-                self._forget("forget_versions", {})
-                self._forget_reached()
-                self._forget_places()
-                self._end_idle_holds()
-                self._maintain_at = time.monotonic() + _vary(_HOUR)
+                hourly = list(self._try_each(each_hour))
+                if not hourly:
+                    self._maintain_at = time.monotonic() + _vary(_HOUR)
+                errors += hourly
+            if errors:
+                raise errors[0]
             yield
             self._loop.stopping.wait(_vary(self._interval))
+
+    def _try_each(self, steps: Iterable[Callable[[], object]]) -> Iterator[Exception]:
+        """Do all steps; yields the errors of those that fail.
+
+        A fault of one may last, such as a read model's table that lacks its key.
+        """
+        for step in steps:
+            if self._loop.stopping.is_set():
+                return
+            try:
+                step()
+            except UnavailableError:
+                raise  # The others would wait as long.
+            except Exception as error:
+                yield error
 
     def _forget(self, name: str, values: dict[str, Any]) -> None:
         """Delete rows in batches, by a query that counts those that it deletes."""
@@ -109,10 +137,9 @@ class Maintenance:
                 row = connection.execute(query, {**values, "rows": _ROWS}).fetchone()
                 forgotten = row[0] if row else 0
 
-    def _forget_reached(self) -> None:
+    def _forget_reached(self, model: ReadModel) -> None:
         with self._database.connect_for_upkeep() as connection:
-            for model in self._models:
-                model.forget_reached(connection)
+            model.forget_reached(connection)
 
     def _forget_places(self) -> None:
         """Delete the kept places of jobs that have ended, some jobs at a time."""

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from jobs_lib import Cancel
-from jobs_lib.errors import OperatingError
+from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.operating import cancel, maintain
 from jobs_lib.operating.checks import Limits
 from jobs_lib.service.maintenance import Maintenance
@@ -370,6 +370,29 @@ def test_maintenance_goes_on_after_a_failure(database, connect, wait_for, monkey
         )
         wait_for(lambda: len(partitions(admin)) == 5, what="the days are there")
         maintenance.stop()
+
+
+def test_a_step_of_the_maintenance_that_always_fails_keeps_no_other_one(
+    database, connect, wait_for
+):
+    class Broken:
+        def forget_reached(self, connection):
+            raise ConfigurationError("the table lacks the column of its key")
+
+    admin = connect(autocommit=True)
+    admin.execute(
+        "insert into jobs_lib.holds (topic, key, error, retry_at)"
+        " values ('idle', 'k', 'too large', now())"
+    )
+    maintenance = Maintenance(database, KEEP, models=[Broken()])
+    with heard("loop.failed") as failures:
+        maintenance.start()
+        wait_for(lambda: count(admin, "holds") == 0, what="the idle hold is lifted")
+        wait_for(lambda: failures, what="the failure is told")
+        maintenance.stop()
+    assert "lacks the column" in failures[0][1]["error"]
+    # The round is not complete, so all is done again after the wait.
+    assert maintenance._maintain_at == 0.0
 
 
 @pytest.mark.guarantee("FP13")
