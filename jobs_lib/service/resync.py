@@ -144,7 +144,9 @@ def _read(
     service = Service(other, ("consumers",))
     reported_at = time.monotonic()
     pause = _LOOK_SECONDS
-    service.start()
+    # The start waits for servers that do not answer.
+    with _asking_to_stop(service, stopping):
+        service.start()
     try:
         while not stopping.wait(pause):
             if service.failure is not None:
@@ -167,6 +169,24 @@ def _read(
         return False
     finally:
         service.stop()
+
+
+@contextmanager
+def _asking_to_stop(service: Service, stopping: threading.Event) -> Iterator[None]:
+    """Inside, ask the service to stop when the work is to be stopped."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if stopping.wait(_LOOK_SECONDS):
+                service.ask_to_stop()
+                return
+
+    threading.Thread(target=watch, name="jobs_lib resync", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _look(work: Resync, service: Service) -> list[Part] | None:
