@@ -135,7 +135,8 @@ class Pools:
         them up at the server.
         """
         with self._lock:
-            ended = [loop for loop in self._async_pools if loop.is_closed()]
+            # Of a copy: loops of other threads add their pools meanwhile.
+            ended = [loop for loop in [*self._async_pools] if loop.is_closed()]
             unused = [self._async_pools.pop(loop) for loop in ended]
         for pid, _, opened in unused:
             # A fork has copies of its parent's connections, which live on.
