@@ -71,8 +71,9 @@ def list_read_models(app: App) -> list[ModelPart]:
     for declared in sorted(app.consumers, key=lambda one: (one.topic, one.group)):
         if declared.model is None:
             continue
-        starts = find_places(app.settings, declared.topic, "start")
+        # In this order: the topic may get partitions meanwhile.
         ends = find_places(app.settings, declared.topic, "end")
+        starts = find_places(app.settings, declared.topic, "start")
         names = {
             "model": declared.model.name,
             "group": declared.group,
