@@ -37,7 +37,7 @@ class Reason:
     """``running``, ``cancel_requested``, ``paused``, ``scheduled``, ``rate_limited``,
     ``behind``, ``workers_busy``, ``limited``, ``gated``, ``unknown_type``,
     ``no_owner``, ``stale_owner``, ``ready``, ``discarded``, ``finished``, ``gone`` or
-    ``never_existed``."""
+    ``never_existed``; of a retry also ``filtered`` or ``unknown``."""
     text: str
     """The reason as a sentence, with the values."""
 

@@ -86,8 +86,7 @@ def retry(
     if asked is not None:
         for job in asked:
             if job not in seen:
-                found = explain(database, job, stale_after=stale_after)
-                done.left[job] = _choose_reason(found, chosen)
+                done.left[job] = _find_reason(database, job, chosen, stale_after)
     elif not done.retried and not done.conflicts:
         done.unfinished = _count_unfinished(database, chosen)
     return done
@@ -102,7 +101,8 @@ def _bring_forward(
 ) -> Iterator[list[int]]:
     """Make scheduled jobs due, a transaction for each batch; yields the ids of each."""
     with database.connect("retry") as connection:
-        now = read_time(connection, database)
+        so_far = describe_batches(changed)
+        now = read_time(connection, database, so_far=so_far)
         values = {
             **asdict(filter),
             # A job that fails again meanwhile is not taken a second time.
@@ -160,6 +160,17 @@ class _Run:
             return self.connection.execute(
                 self.database.queries[query], {**self.values, **values}
             ).fetchall()
+
+
+def _find_reason(
+    database: Database, job: int, filter: Filter, stale_after: float
+) -> Reason:
+    try:
+        found = explain(database, job, stale_after=stale_after)
+    except OperatingError as error:
+        # The others are retried, and the caller has to learn that.
+        return Reason("unknown", f"why is not known: {error}")
+    return _choose_reason(found, filter)
 
 
 def _choose_reason(found: Explanation, filter: Filter) -> Reason:

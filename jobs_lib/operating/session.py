@@ -104,13 +104,19 @@ def find_patience(database: Database) -> float:
     return STATEMENT_SECONDS + database.timeout
 
 
-def read_time(connection: psycopg.Connection[Any], database: Database) -> datetime:
+def read_time(
+    connection: psycopg.Connection[Any],
+    database: Database,
+    *,
+    so_far: str = "nothing was changed",
+) -> datetime:
     """Read the database's clock, within the same limits.
 
     Args:
         connection: without a transaction.
         database: with the statements.
+        so_far: what an error says of the work before.
     """
-    with bounded(connection, database):
+    with bounded(connection, database, so_far=so_far):
         row = connection.execute(database.queries["database_time"]).fetchone()
     return cast("tuple[datetime]", row)[0]

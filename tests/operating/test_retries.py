@@ -264,6 +264,22 @@ def test_a_retry_that_is_locked_out_says_what_the_batches_before_have_changed(
     lock_out(scheduled, "the batches before changed 2")
 
 
+def test_a_retry_tells_what_it_has_done_though_nobody_can_say_why_others_are_left(
+    database, connect, monkeypatch
+):
+    admin = connect(autocommit=True)
+    job = add_discarded(admin)
+
+    def explain(*_, **__):
+        raise OperatingError("took longer than 10 s and was stopped")
+
+    monkeypatch.setattr(retries, "explain", explain)
+    done = retry(database, [job, 4711])
+    assert (done.retried, [*done.left]) == (1, [4711])
+    left = done.left[4711]
+    assert (left.code, "took longer" in left.text) == ("unknown", True)
+
+
 def test_a_batch_of_no_job_is_refused(database):
     with pytest.raises(OperatingError, match="1 job or more, not 0"):
         retry(database, batch=0)
