@@ -16,7 +16,7 @@ from jobs_lib.devstack.state import Record, StateFile
 from jobs_lib.errors import DevStackError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from jobs_lib.devstack.jars import Progress
     from jobs_lib.devstack.server import Server
@@ -147,8 +147,7 @@ class DevStack:
                 services[key] = _running(key, server, changed=True)
             yield [services[key] for key in _VARIABLES], list(servers.values())
         finally:
-            for server in servers.values():
-                server.stop()
+            stop_all(servers.values())
 
     def _status(self, key: str, record: Record | None) -> Service:
         if (address := _external(key, record)) is not None:
@@ -231,9 +230,18 @@ def start_together(servers: Collection[Server]) -> None:
         if failures:
             raise DevStackError("\n".join(map(str, failures))) from failures[0]
     except BaseException:
-        for server in fresh:
-            server.stop()
+        stop_all(fresh)
         raise
+
+
+def stop_all(servers: Iterable[Server]) -> None:
+    """Stop each of these servers, although another one cannot be stopped.
+
+    Raises DevStackError if one cannot be.
+    """
+    with contextlib.ExitStack() as stopping:
+        for server in servers:
+            stopping.callback(server.stop)
 
 
 def _external(key: str, record: Record | None) -> str | None:
