@@ -42,7 +42,8 @@ class LagWatch:
         self._database = database
         self._settings = settings
         self._positions: Positions | None = None
-        self._loop = Loop("re-export lag", self._work)
+        # A look that outlasts the stop may make them yet.
+        self._loop = Loop("re-export lag", self._work, ended=self._stop_asking)
 
     def start(self) -> None:
         """Start the thread."""
@@ -52,6 +53,9 @@ class LagWatch:
         """Stop the thread, and wait a moment for its look."""
         # It holds nothing that somebody waits for.
         self._loop.stop(_LAST_SECONDS)
+        self._stop_asking()
+
+    def _stop_asking(self) -> None:
         if self._positions is not None:
             self._positions.stop()
 
