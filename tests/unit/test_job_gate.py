@@ -6,12 +6,14 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 
 from jobs_lib import App, ConfigurationError, Exact, Job
 from jobs_lib.consuming.circles import Circles
 from jobs_lib.errors import StoredPayloadError
+from jobs_lib.executor.claiming.claimer import Claimer
 from jobs_lib.executor.claiming.gated import GatedRows
 from jobs_lib.executor.claiming.wanted import WantedRows
 from jobs_lib.executor.claiming.windows import Windows
@@ -284,7 +286,7 @@ def test_jobs_of_a_new_partition_are_looked_for_from_its_start(rows, gate, asked
     # A claim has passed over them, since nothing was known of them.
     woken = Mock()
     gate.wakes.append(woken)
-    gated.note([9], [1])
+    gated.note("home/0", [9], [1])
     assert woken.call_count == 1
     assert (look(rows)[0], gate.missing) == ({}, {9})
     gate.note_sources([(7, *MINE), (9, "mine", "t", 2)])
@@ -299,10 +301,10 @@ def test_a_partition_met_while_the_partitions_are_read_is_asked_for_next(
     gated, _, _ = rows
     asked.know(b={1: 9, 2: 9}, c={1: 5, 2: 4})
     look(rows)[1]([])
-    gated.note([8], [1])
+    gated.note("home/0", [8], [1])
     _, read = look(rows)
     # The answer is on its way, and does not have this one yet.
-    gated.note([9], [1])
+    gated.note("home/0", [9], [1])
     read([(7, *MINE), (8, "mine", "elsewhere", 0)])
     assert gate.missing == {9}
     _, read = look(rows)
@@ -318,7 +320,7 @@ def test_an_older_list_of_partitions_that_comes_later_takes_none_away(
     gated, _, _ = rows
     asked.know(b={1: 9, 2: 9}, c={1: 5, 2: 4})
     look(rows)[1]([])
-    gated.note([9], [1])
+    gated.note("home/0", [9], [1])
     # Two dispatchers have asked, and their answers overtake one another.
     (_, older), (_, newer) = look(rows), look(rows)
     newer([(7, *MINE), (9, "mine", "t", 2)])
@@ -366,12 +368,25 @@ def test_no_more_is_looked_for_while_enough_is_wanted(rows, asked):
 @pytest.mark.guarantee("K20")
 def test_the_metric_names_the_slowest_group_of_each_partition(gate, asked):
     asked.know(b={1: 9}, c={1: 5})
-    gate.note_waiting(7, 8)
+    gate.note_waiting("home/0", 7, 8)
     (sample,) = describe_gates([gate]).samples
     assert sample.labels == {"topic": "t", "partition": "1", "after": "c"}
     assert 0 <= sample.value < 60
     asked.know(c={1: 9})
     assert describe_gates([gate]).samples == []
+
+
+def test_the_metric_names_no_jobs_of_origins_that_others_own_now(gate, asked):
+    asked.know(b={1: 9}, c={1: 5})
+    claimer = Claimer(UUID(int=1), UUID(int=2), {}, gate=gate)
+    claimer.take({"home/0": 1, "home/1": 1})
+    for origin, offset in (("home/0", 8), ("home/1", 7)):
+        claimer.gated.note(origin, [7], [offset])
+    claimer.release(["home/0"])
+    (wait,) = gate.find_waits()
+    assert (wait.origin, wait.wait.place.offset) == ("t/1", 7)
+    claimer.release(["home/1"])
+    assert gate.find_waits() == []
 
 
 def test_a_section_without_a_gate_reads_none():

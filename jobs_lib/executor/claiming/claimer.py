@@ -150,6 +150,7 @@ class Claimer:
         self.early_ends.release(gone)
         self.group_starts.release(gone)
         self.passed.release(gone)
+        self.gated.release(gone)
         return self.in_flight.release(gone)
 
     @property
@@ -350,7 +351,7 @@ class Claimer:
             if row.id not in self.in_flight.jobs:
                 self.passed.add(row.origin, str(row.value), row.id)
         elif row.kind == CLOSED:
-            self.gated.note([row.crashes], [row.id])
+            self.gated.note(row.origin, [row.crashes], [row.id])
         else:
             self.next_groups.note(row, self._seq)
 
@@ -377,8 +378,10 @@ class Claimer:
         origin = asked["origin"]
         self.wanted.add(self.windows.read_jump(asked, row, self.in_flight))
         self.next_groups.note_jump(origin, asked["cursor"])
-        self.gated.note(row.closed_sources, row.closed_offsets)
-        if row.full_ids and (cursor := self.cursors.get(origin)):
+        cursor = self.cursors.get(origin)
+        if cursor is not None:
+            self.gated.note(origin, row.closed_sources, row.closed_offsets)
+        if row.full_ids and cursor is not None:
             for value, job_id in zip(row.full_values, row.full_ids, strict=True):
                 # The windows meet the rows behind the cursor's new place by themselves.
                 if job_id <= cursor.at and job_id not in self.in_flight.jobs:

@@ -100,11 +100,16 @@ class GatedRows:
         """The parameters of the part ``opened``."""
         return self._given
 
-    def note(self, numbers: Iterable[int], offsets: Iterable[int]) -> None:
-        """Note up to which offsets a claim or jump has passed over jobs."""
+    def note(self, origin: str, numbers: Iterable[int], offsets: Iterable[int]) -> None:
+        """Note up to which offsets an origin's jobs were passed over."""
         if self.gate is not None:
             for number, offset in zip(numbers, offsets, strict=True):
-                self.gate.note_waiting(number, offset)
+                self.gate.note_waiting(origin, number, offset)
+
+    def release(self, origins: Collection[str]) -> None:
+        """Forget that jobs of origins wait: others tell it now."""
+        if self.gate is not None:
+            self.gate.release(origins)
 
     def prepare(self, active: Mapping[str, Cursor], wanted: WantedRows) -> Batch:
         """The questions that are due now.

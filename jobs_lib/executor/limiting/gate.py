@@ -26,7 +26,7 @@ from jobs_lib.kafka.dependencies import (
 from jobs_lib.ownership.lease import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from jobs_lib.executor.lane import ClaimedJob
     from jobs_lib.jobs.waiting import ExplainCircle
@@ -56,6 +56,14 @@ class _Known(NamedTuple):
     """By partition of one topic."""
     until: float
     """When they are too old, by ``time.monotonic()``."""
+
+
+class _Passed(NamedTuple):
+    """Where claims have passed over jobs."""
+
+    origin: str
+    number: int
+    """Of the partition that they come from."""
 
 
 class JobWait(NamedTuple):
@@ -104,7 +112,7 @@ class JobGate:
         self._known: dict[str, _Known] = {}
         self._asked_at = 0.0
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[int, float]] = {}
+        self._waiting: dict[_Passed, tuple[int, float]] = {}
         """The highest offset of which a job waits, and since when one does."""
         self._looked_at = 0.0
         self._told: set[str] = set()
@@ -239,15 +247,31 @@ class JobGate:
 
     # What waits
 
-    def note_waiting(self, number: int, offset: int) -> None:
-        """Note that a claim has passed over jobs, up to those of this offset."""
+    def note_waiting(self, origin: str, number: int, offset: int) -> None:
+        """Note that a claim has passed over jobs, up to those of this offset.
+
+        Args:
+            origin: where the jobs lie.
+            number: of the partition that they come from.
+            offset: the highest one of their records.
+        """
+        place = _Passed(origin, number)
         with self._lock:
-            highest, since = self._waiting.get(number, (0, time.monotonic()))
-            self._waiting[number] = max(highest, offset), since
+            highest, since = self._waiting.get(place, (0, time.monotonic()))
+            self._waiting[place] = max(highest, offset), since
         if number not in self.sources:
             self.missing.add(number)
             for wake in self.wakes:
                 wake()
+
+    def release(self, origins: Collection[str]) -> None:
+        """Forget the jobs of origins: another process tells that they wait."""
+        with self._lock:
+            self._waiting = {
+                place: known
+                for place, known in self._waiting.items()
+                if place.origin not in origins
+            }
 
     def find_waits(self) -> list[JobWait]:
         """Find the partitions of whose records jobs wait, the longest first."""
@@ -257,18 +281,23 @@ class JobGate:
         return sorted(self._find_waits(waiting, now), key=lambda one: -one.seconds)
 
     def _find_waits(
-        self, waiting: Mapping[int, tuple[int, float]], now: float
+        self, waiting: Mapping[_Passed, tuple[int, float]], now: float
     ) -> Iterator[JobWait]:
-        for number, (highest, since) in waiting.items():
+        of_number: dict[int, list[_Passed]] = {}
+        for place in waiting:
+            of_number.setdefault(place.number, []).append(place)
+        for number, places in of_number.items():
             source = self.sources.get(number)
             if source is None:
                 continue
-            wait = self.find_wait(source, highest)
+            wait = self.find_wait(source, max(waiting[one][0] for one in places))
             if wait is None:
                 with self._lock:
-                    if self._waiting.get(number) == (highest, since):
-                        del self._waiting[number]
+                    for one in places:
+                        if self._waiting.get(one) == waiting[one]:
+                            del self._waiting[one]
                 continue
+            since = min(waiting[one][1] for one in places)
             origin = f"{source.topic}/{source.partition}"
             yield JobWait(origin, now - since, wait)
 

@@ -38,8 +38,8 @@ def gated_jobs(app: App, topic: str, after: str) -> None:
 
     note = JobGate.note_waiting
 
-    def tell(self: JobGate, number: int, offset: int) -> None:
-        note(self, number, offset)
+    def tell(self: JobGate, origin: str, number: int, offset: int) -> None:
+        note(self, origin, number, offset)
         say(f"waits {offset}")
 
     JobGate.note_waiting = tell  # type: ignore[method-assign]
