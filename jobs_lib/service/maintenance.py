@@ -86,12 +86,12 @@ class Maintenance:
 
     def _work(self) -> Iterator[None]:
         database, forget = self._database, self._forget
-        each_minute = [
+        each_minute: list[Callable[[], object]] = [
             self._report_old_transactions,
             partial(finish_open, database),
             partial(drop_ended, database),
         ]
-        each_hour = [
+        each_hour: list[Callable[[], object]] = [
             partial(maintain, database, self._keep),
             partial(forget, "forget_gone_keys", {"days": _GONE_DAYS}),
             partial(forget, "forget_expired", {"seconds": self._answer_seconds}),

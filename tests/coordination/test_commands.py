@@ -20,6 +20,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.operating.coordination import Viewer, pause, pauses
+from jobs_lib.operating.coordination.session import wait_until_free
 from tests.coordination.commands import GROUP, WAIT, look, states
 
 
@@ -268,7 +269,7 @@ def test_a_release_leaves_the_pause_that_somebody_makes_meanwhile(
     log_topic, settings, run, monkeypatch
 ):
     log = log_topic()
-    wait = pauses.wait_until_free
+    wait = wait_until_free
 
     def let_go_and_pause(*_):
         monkeypatch.setattr(pauses, "wait_until_free", wait)

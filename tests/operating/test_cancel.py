@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -90,7 +90,7 @@ def test_no_job_moves_to_another_origin_while_it_is_cancelled(
         jobs = [work.enqueue(connection, f"k{n}") for n in range(20)]
     queries = dict(database.queries)
 
-    class Moving(dict):
+    class Moving(dict[str, Any]):
         def __getitem__(self, name):
             if name == "lock_jobs_origins":
                 # The jobs were looked for, and no lock is taken yet.

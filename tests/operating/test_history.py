@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import psycopg
@@ -384,7 +384,7 @@ def test_a_step_of_the_maintenance_that_always_fails_keeps_no_other_one(
         "insert into jobs_lib.holds (topic, key, error, retry_at)"
         " values ('idle', 'k', 'too large', now())"
     )
-    maintenance = Maintenance(database, KEEP, models=[Broken()])
+    maintenance = Maintenance(database, KEEP, models=[cast("Any", Broken())])
     with heard("loop.failed") as failures:
         maintenance.start()
         wait_for(lambda: count(admin, "holds") == 0, what="the idle hold is lifted")

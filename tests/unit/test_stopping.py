@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -75,7 +76,7 @@ def test_the_order_to_end_at_once_is_obeyed_where_no_thread_starts(
     monkeypatch.setattr(
         module, "handle_signals", lambda _, handle: handlers.append(handle)
     )
-    monkeypatch.setattr(module.os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(service.process, "abandon", refuse)
     monkeypatch.setattr(service, "start", start)
     with pytest.raises(NoThread):
