@@ -14,12 +14,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
 from jobs_lib.errors import UnavailableError
 from jobs_lib.loop import Loop
 from jobs_lib.operating.checks import Limits
 from jobs_lib.operating.history import maintain
+from jobs_lib.postgres.database import is_lost
 from jobs_lib.reexport.control import finish_open
 from jobs_lib.reexport.staging import drop_ended
 
@@ -123,9 +126,9 @@ class Maintenance:
                 return
             try:
                 step()
-            except UnavailableError:
-                raise  # The others would wait as long.
             except Exception as error:
+                if _is_away(error):
+                    raise  # The others would wait as long.
                 yield error
 
     def _forget(self, name: str, values: dict[str, Any]) -> None:
@@ -172,6 +175,13 @@ class Maintenance:
                     state=state,
                     seconds=seconds,
                 )
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the database does not answer, or no longer."""
+    if isinstance(error, psycopg.OperationalError):
+        return is_lost(error.sqlstate)
+    return isinstance(error, UnavailableError)
 
 
 def _vary(seconds: float) -> float:
