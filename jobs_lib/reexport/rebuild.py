@@ -24,6 +24,7 @@ from jobs_lib.reexport.topics import check_compacted, refuse_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from uuid import UUID
 
     import psycopg
@@ -61,6 +62,8 @@ class Rebuild:
     """Whether the re-export that fills the topic has begun."""
     filling: bool
     """Whether that one has not ended."""
+    began_at: datetime
+    """It tells this rebuild of the entity from the next one."""
 
 
 def rebuild(
@@ -108,18 +111,17 @@ def rebuild(
         change(settings, found.topic, _DELETING)
         delete_before(settings, found.topic, found.ends)
         change(settings, found.topic, found.former)
-        with database.connect("re-export") as connection:
-            _run(connection, database, entity, "note_emptied")
-        found = _find(database, entity) or found
+        found = _note_emptied(database, entity, found)
     if not found.filling:
         _refuse_older(database, entity, found)
         ended = _find_ended(database, entity, found)
         if ended is not None:
-            _end(database, entity)
+            _end(database, entity, found)
             return ended
     begun = begin(database, entity, rate=rate, chunk=chunk, watch_lag=watch_lag)
     with database.connect("re-export") as connection:
-        _run(connection, database, entity, "note_begun", reexport=begun.id)
+        begun_by = {"reexport": begun.id, "began_at": found.began_at}
+        _run(connection, database, entity, "note_begun", **begun_by)
     return load(database, begun, engine or SqlEngine(), on_progress=on_progress)
 
 
@@ -138,7 +140,7 @@ def _keep_if_same(
 ) -> Rebuild | None:
     """Forget a rebuild that has ended, or whose topic was made anew meanwhile."""
     if found.begun:
-        _end(database, entity)
+        _end(database, entity, found)
         return None
     if found.topic != entity.topic.name:
         raise ReexportError(
@@ -149,7 +151,7 @@ def _keep_if_same(
     ids = read_topic_ids(settings, [found.topic])
     if found.topic_id is None or ids.get(found.topic) in (None, found.topic_id):
         return found
-    _end(database, entity)
+    _end(database, entity, found)
     return None
 
 
@@ -189,6 +191,23 @@ def _note(
             f"reexport status {entity.name}`"
         )
     return found
+
+
+def _note_emptied(database: Database, entity: Entity, found: Rebuild) -> Rebuild:
+    """Note that the topic is empty; returns what is known of the rebuild now.
+
+    Without the note nobody knows which re-exports began after the deletion.
+    """
+    with database.connect("re-export") as connection:
+        _run(connection, database, entity, "note_emptied", began_at=found.began_at)
+    noted = _find(database, entity)
+    if noted is None or noted.began_at != found.began_at:
+        raise ReexportError(
+            f"what was noted of the rebuild of {found.topic!r} is gone: another call "
+            "has ended it, or the server has lost its last commits. The topic was "
+            "emptied, and may lack keys: run this again"
+        )
+    return noted
 
 
 def _refuse_lag(settings: Settings, topic: str) -> None:
@@ -235,6 +254,6 @@ def _run(
     return connection.execute(database.queries[query], parameters)
 
 
-def _end(database: Database, entity: Entity) -> None:
+def _end(database: Database, entity: Entity, found: Rebuild) -> None:
     with database.connect("re-export") as connection:
-        _run(connection, database, entity, "end_rebuild")
+        _run(connection, database, entity, "end_rebuild", began_at=found.began_at)

@@ -249,3 +249,61 @@ def test_changes_that_were_given_meanwhile_do_not_count_as_what_fills_the_topic(
     with running(shop.app, "executor", "relay"):
         shop.await_end()
     check_equal(shop)
+
+
+def rebuild_once(shop):
+    """Rebuild the topic, and fill it."""
+    run(shop)
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+
+
+@pytest.mark.guarantee("W27")
+def test_a_call_that_ends_a_former_rebuild_leaves_the_next_one_alone(shop, monkeypatch):
+    rebuild_once(shop)
+    former = module._find(shop.database, shop.entity)
+    emptied = delete_before
+
+    def meet_another(settings, *args):
+        # It had looked before this call began, and then waited for a server.
+        module._keep_if_same(shop.database, settings, shop.entity, former)
+        emptied(settings, *args)
+
+    monkeypatch.setattr(module, "delete_before", meet_another)
+    assert run(shop).state == "running"
+    with running(shop.app, "executor", "relay"):
+        shop.await_end()
+    check_equal(shop)
+
+
+@pytest.mark.guarantee("W27")
+def test_a_topic_whose_note_was_lost_as_it_was_emptied_is_not_left_empty(
+    shop, monkeypatch
+):
+    rebuild_once(shop)
+    emptied = delete_before
+
+    def lose(*args):
+        shop.admin.execute("delete from jobs_lib.rebuilds")
+        emptied(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "delete_before", lose)
+        with pytest.raises(ReexportError, match="was emptied.* run this again"):
+            run(shop)
+    rebuild_once(shop)
+    check_equal(shop)
+
+
+def test_a_slow_call_fills_no_topic_that_a_faster_one_has_filled(shop, monkeypatch):
+    emptied = delete_before
+
+    def be_slow(*args):
+        emptied(*args)
+        monkeypatch.setattr(module, "delete_before", emptied)
+        rebuild_once(shop)
+
+    monkeypatch.setattr(module, "delete_before", be_slow)
+    assert run(shop).state == "finished"
+    check_equal(shop)
+    assert count(shop.admin, "reexports") == 1
