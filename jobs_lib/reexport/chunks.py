@@ -118,7 +118,7 @@ class ChunkExporter:
                 allowed = allowed_rows(rate, len(keys))
                 rows = -1
                 if state != "paused":
-                    rows = allowed - _count(connection, queries, reexport, allowed)
+                    rows = allowed - count_rows(connection, queries, reexport, allowed)
                 until = time.monotonic() + _COUNT_EVERY
                 room = _Room(until, rows, left, rate, measured)
                 if len(self._rooms) > 100:
@@ -186,17 +186,27 @@ def wake_chunks(
     queries: Queries,
     reexport: int,
     seconds: float = _CANCELLED_SECONDS,
+    *,
+    failed: bool = True,
 ) -> None:
     """Let the chunk jobs that sleep for longer wake up within some seconds.
 
     They had been put off by a rate that is no longer, or of a re-export that was
     cancelled, whose jobs end when they wake up.
+
+    Args:
+        connection: in autocommit mode.
+        queries: for the library's schema.
+        reexport: its id.
+        seconds: how long a job may sleep from now on.
+        failed: whether jobs that have failed are tried again as soon.
     """
     values = {
         "types": [CHUNK_TYPE, STALE_TYPE],
         "reexport": reexport,
         "seconds": seconds,
         "limit": _WOKEN,
+        "failed": failed,
     }
     found = _WOKEN
     while found == _WOKEN:
@@ -243,9 +253,10 @@ def _snooze(room: _Room) -> Snooze:
     )
 
 
-def _count(
+def count_rows(
     connection: psycopg.Connection[Any], queries: Queries, reexport: int, limit: int
 ) -> int:
+    """Count the rows of a re-export in the outbox, up to a limit."""
     row = connection.execute(
         queries["count_batch_rows"],
         {"reexport": reexport, "limit": limit},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs_lib.errors import ReexportError
 from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.reasons import count_bytes
-from jobs_lib.reexport.chunks import snooze_bound, wake_chunks
+from jobs_lib.reexport.chunks import count_rows, snooze_bound, wake_chunks
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -156,8 +156,13 @@ def wake_for_rate(
     connection: psycopg.Connection[Any], queries: Queries, progress: Progress
 ) -> None:
     """Wake up jobs that would sleep for too long at the rate that it has now."""
-    left = progress.loaded - progress.sent - progress.superseded
-    wake_chunks(connection, queries, progress.id, snooze_bound(left, progress.rate))
+    bound = snooze_bound(_count_left(progress), progress.rate)
+    wake_chunks(connection, queries, progress.id, bound)
+
+
+def _count_left(progress: Progress) -> int:
+    """Count the keys that are loaded and not yet sent."""
+    return progress.loaded - progress.sent - progress.superseded
 
 
 def watch_lag(database: Database, entity: str, limit: LagLimit | None) -> Progress:
@@ -233,11 +238,32 @@ def finish_open(database: Database) -> None:
 
     The relay that sends the last record does so, too. But there is no last record after
     the last transaction that gave rows to a re-export was rolled back.
+
+    Those that are not done go on, even if all of their jobs sleep for too long.
     """
     queries = database.queries
     with database.connect_for_upkeep() as connection:
         for (reexport,) in connection.execute(queries["list_open"]).fetchall():
-            finish_if_done(connection, queries, reexport)
+            if not finish_if_done(connection, queries, reexport):
+                _wake_forgotten(connection, queries, reexport)
+
+
+def _wake_forgotten(
+    connection: psycopg.Connection[Any], queries: Queries, reexport: int
+) -> None:
+    """Wake up jobs that sleep for a rate that is no longer, if no other has rows left.
+
+    They were put to sleep, or committed by their loader, after others had been woken
+    up for the new rate. Or the process ended that was to wake them, or the server's
+    clock was set back.
+    """
+    if count_rows(connection, queries, reexport, 1):
+        return
+    progress = read_progress(connection, queries, reexport)
+    if left := _count_left(progress):
+        # One that has failed waits for its next try.
+        bound = snooze_bound(left, progress.rate)
+        wake_chunks(connection, queries, reexport, bound, failed=False)
 
 
 def find_latest(

@@ -267,6 +267,7 @@ with chosen as materialized (
             -- may be read before the type is compared.
             and j.type = any (%(types)s)
             and j.payload ->> 'reexport' = %(reexport)s::bigint::text
+            and (j.attempt = 0 or %(failed)s)
         order by j.run_at limit %(limit)s
         for no key update skip locked
     ) row

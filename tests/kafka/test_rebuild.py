@@ -289,7 +289,7 @@ def test_a_topic_whose_note_was_lost_as_it_was_emptied_is_not_left_empty(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "delete_before", lose)
-        with pytest.raises(ReexportError, match="was emptied.* run this again"):
+        with pytest.raises(ReexportError, match=r"was emptied.* run this again"):
             run(shop)
     rebuild_once(shop)
     check_equal(shop)

@@ -13,6 +13,8 @@ from jobs_lib.operating import explain
 from jobs_lib.partitioner import choose_partition, choose_shard
 from jobs_lib.postgres.queries import load_queries
 from jobs_lib.reexport.chunks import ChunkExporter, allowed_rows, snooze_bound
+from jobs_lib.reexport.control import finish_open
+from jobs_lib.reexport.loading import KeyList
 from tests.reexport.helpers import make_entity, make_job, make_table, query
 from tests.support.apps import executing, make_app
 
@@ -204,6 +206,44 @@ def test_chunks_that_sleep_for_a_rate_that_is_no_more_wake_up(database, running)
     query(database, asleep)
     reexport.cancel(database, "aircraft")
     assert count_asleep(database, 60) == (0, 2)
+
+
+@pytest.mark.guarantee("W28")
+def test_jobs_that_were_asleep_too_late_for_a_new_rate_wake_up_once_no_row_is_left(
+    database,
+):
+    make_table(database, (f"N{n:05}" for n in range(2_000)))
+    begun = reexport.begin(database, make_entity(), rate=1, ranges=4)
+    queries = database.queries
+
+    def change_rate(*args):
+        # Its loader has read the old one, and commits its jobs after this.
+        reexport.set_rate(database, "aircraft", 60_000)
+        return KeyList.read(*args)
+
+    with database.connect("test") as connection:
+        reexport.load_range(connection, queries, begun.loading, 0)
+        reexport.load_range(connection, queries, begun.loading, 1, change_rate)
+    bound = snooze_bound(1_000, 60_000)
+    late, _ = count_asleep(database, bound)
+    assert late > 10
+    query(
+        database,
+        "update jobs_lib.jobs set attempt = 1 where id = ("
+        " select max(id) from jobs_lib.jobs where state = 'scheduled') returning id",
+    )
+    # While rows are left, nobody waits for these jobs.
+    write = (
+        "insert into jobs_lib.outbox (shard, class, topic, key, reexport_id)"
+        " values (0, 1, 't', 'k', 1) returning 1"
+    )
+    query(database, write)
+    finish_open(database)
+    assert count_asleep(database, bound) == (late, 0)
+    query(database, "delete from jobs_lib.outbox returning 1")
+    finish_open(database)
+    # The one that has failed waits for its next try.
+    assert count_asleep(database, bound) == (1, 0)
 
 
 def test_the_status_of_an_entity_never_re_exported_names_the_command(database):
