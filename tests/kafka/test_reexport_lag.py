@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -97,6 +98,34 @@ def looks(monkeypatch):
 
     monkeypatch.setattr(lag.LagWatch, "_find_watched", note)
     return found
+
+
+@pytest.mark.guarantee("W31")
+def test_the_lag_is_asked_for_once_the_process_may_have_more_threads(
+    shop, database, follower, wait_for, monkeypatch
+):
+    start_thread = threading.Thread.start
+
+    def refuse(thread) -> None:
+        if thread.name == "jobs_lib positions":
+            monkeypatch.setattr(threading.Thread, "start", start_thread)
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    started = start(shop, follower)
+    watch = lag.LagWatch(database, shop.settings)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with heard("loop.failed") as failed:
+        watch.start()
+        try:
+            wait_for(
+                lambda: api.status(database, "items").lag is not None,
+                timeout=30,
+                what=f"the lag of {started.lag_group} is known",
+            )
+        finally:
+            watch.stop()
+    assert len(failed) == 1
 
 
 def name_topic(app) -> str:
