@@ -562,10 +562,9 @@ def _make_current(
 ) -> None:
     names = _name_both(old, new)
     model = {"model": table, "version": new.number}
-    connection.execute(
-        database.queries["begin_effects"],
-        names | {"is_same_topic": old.topic == new.topic},
-    )
+    if old.topic == new.topic:
+        connection.execute(database.queries["make_offsets_before"], names)
+    connection.execute(database.queries["begin_effects"], names)
     connection.execute(database.queries["end_current_version"], model)
     connection.execute(database.queries["begin_current_version"], model)
     connection.execute(database.queries["note_filled"], names)

@@ -93,16 +93,18 @@ where s.consumer_group = %(group)s and s.topic = %(topic)s
 order by s.partition, s.record_offset
 limit 1
 
+-- name: make_offsets_before
+-- The version before may not have taken a new partition yet: then it gets a row here.
+insert into {schema}.offsets (consumer_group, topic, partition)
+select %(before)s, n.topic, n.partition
+from {schema}.offsets n
+where n.consumer_group = %(group)s and n.topic = %(topic)s
+on conflict (consumer_group, topic, partition) do nothing
+
 -- name: begin_effects
 -- The version before has the effects of the records up to here, if it has not come so far.
--- It may not have taken a new partition yet: then it gets a row here.
-with missing as (
-    insert into {schema}.offsets (consumer_group, topic, partition, effects_until)
-    select %(before)s, n.topic, n.partition, coalesce(n.next_offset, 0)
-    from {schema}.offsets n
-    where n.consumer_group = %(group)s and n.topic = %(topic)s and %(is_same_topic)s
-    on conflict (consumer_group, topic, partition) do nothing
-), begun as (
+-- It must see the rows that are made just now, so it is a statement of its own.
+with begun as (
     update {schema}.offsets n set
         effects_from = coalesce(n.next_offset, 0), effects_until = null
     where n.consumer_group = %(group)s and n.topic = %(topic)s

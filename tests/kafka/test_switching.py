@@ -348,6 +348,48 @@ def test_the_old_version_tells_of_a_partition_that_it_has_not_taken_yet(
     assert places == ["state_v1_rm"]
 
 
+@pytest.mark.guarantee("W82")
+def test_the_old_version_tells_of_a_partition_that_it_takes_during_the_switch(
+    declare, read, admin, database, name, wait_for, monkeypatch
+):
+    with running(declare(1, 2), "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+    forget = "delete from jobs_lib.offsets where partition = 1 and consumer_group = %s"
+    admin.execute(forget, (name,))
+    waiting = (
+        "select from pg_stat_activity"
+        " where application_name = 'jobs_lib switch' and wait_event_type = 'Lock'"
+    )
+    rename = switching._rename
+    taken = {"group": name, "topics": [name], "partitions": [1]}
+    threads = []
+
+    def take_meanwhile(*of) -> None:
+        has_row = threading.Event()
+
+        def take() -> None:
+            with database.connect("take") as connection, connection.transaction():
+                connection.execute(database.queries["make_offsets"], taken)
+                has_row.set()
+                wait_for(lambda: admin.execute(waiting).rowcount, what="it waits")
+
+        threads.append(threading.Thread(target=take))
+        threads[-1].start()
+        assert has_row.wait(60)
+        rename(*of)
+
+    monkeypatch.setattr(switching, "_rename", take_meanwhile)
+    monkeypatch.setattr(switching, "_LOCK_SECONDS", 60.0)
+    monkeypatch.setattr(switching, "_IDLE_SECONDS", 60.0)
+    found = "select next_offset from jobs_lib.offsets where partition = 1"
+    (end,) = admin.execute(found).fetchone()
+    untold = switch(declare(1, 2), "state_rm", 2).untold
+    for thread in threads:
+        thread.join()
+    assert untold == end
+
+
 @pytest.mark.guarantee("W82", "W64")
 def test_a_cancelled_resync_that_goes_on_writes_no_other_version(
     declare, read, admin, database, wait_for, gate
