@@ -348,6 +348,16 @@ class Resync:
         group = self.group if row is None else row[2]
         self._forget_group(group, is_cancelled=True)
 
+    def leave(self) -> None:
+        """Forget what this process had, if another one has ended the work meanwhile.
+
+        That one has left the partitions which this one still had.
+        """
+        with self._open() as connection:
+            row = self._execute(connection, "read_resync", self._named).fetchone()
+        if row is None or row[2] != self.group:
+            self._forget_group(self.group)
+
     def _forget_group(self, group: str | None, *, is_cancelled: bool = False) -> None:
         if group is None:
             return

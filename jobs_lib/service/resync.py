@@ -116,6 +116,8 @@ def resync(
         if parts := work.list_parts():
             report(parts)
             if not _read(app.name, work, report, stopping):
+                with _patient():
+                    work.leave()
                 return None
         if (ended := work.end()) is not None:
             return ended

@@ -310,6 +310,35 @@ def test_one_that_has_ended_is_not_begun_again_by_a_process_that_comes_late(
     assert "other" in read()
 
 
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_a_process_that_is_stopped_behind_the_end_leaves_nothing(
+    declare, admin, wait_for, monkeypatch
+):
+    app = declare("n")
+    group = begin_resync(app, "model")
+    # It has not noticed the end yet.
+    monkeypatch.setattr(service_resync, "_look", lambda *_: None)
+    stopping = threading.Event()
+
+    def stop() -> None:
+        wait_for(lambda: left_behind(admin), timeout=60, what="it has partitions")
+        stopping.set()
+
+    waiting = threading.Thread(target=stop)
+
+    def end(_) -> None:
+        # Another process does so: this one has no partitions yet.
+        admin.execute(
+            "delete from jobs_lib.resyncs;"
+            "delete from jobs_lib.offsets where consumer_group like '%resync%'"
+        )
+        waiting.start()
+
+    assert resync(app, "model", group=group, report=end, stopping=stopping) is None
+    waiting.join()
+    assert left_behind(admin) == []
+
+
 def test_it_goes_on_where_it_was_stopped(declare, read, admin, database, wait_for):
     app = declare("n")
     with running(app, "consumers"):
