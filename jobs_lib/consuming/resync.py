@@ -311,6 +311,9 @@ class Resync:
                     self._model.find_unshown(connection)
                     looked, gone = self._model.remove_unshown(connection, _ROWS)
                 is_last = looked < _ROWS
+                if gone:
+                    # Also once more, where the server has lost its last commits.
+                    self._has_last_ends = False
                 more = removes and is_last and self._finds_more(connection)
                 if is_last and not more:
                     skipped = self._find_skipped(connection)

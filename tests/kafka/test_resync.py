@@ -515,6 +515,37 @@ def test_a_state_that_the_service_passes_before_its_row_goes_is_read_again(
     assert left_behind(admin) == []
 
 
+@pytest.mark.guarantee("W64")
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_a_state_that_is_passed_before_its_row_goes_once_more_is_read_again(
+    declare, read, name, bootstrap_servers, admin, monkeypatch, wait_for
+):
+    app, end = declare("n", "twice"), Resync.end
+    unsent = ["second", "first"]
+
+    def lose_last_commits(work: Resync):
+        # The row goes in the first call, and it is there again in the second one.
+        if unsent:
+            key = unsent.pop()
+            admin.execute("insert into model values (%s, 1, 1, 2)", (key,))
+            unshown = "insert into jobs_lib.resync_unshown (model, key, version)"
+            admin.execute(f"{unshown} values ('model', %s, 1)", (key,))
+            # The state changes no row: the service passes it while the row is there.
+            send(bootstrap_servers, name, [(key, {"n": 1, "twice": 2}, 1)])
+            wait_for(
+                lambda: read_places(admin, name) == find_ends(app, name),
+                timeout=30,
+                what="the service has passed it",
+            )
+        return end(work)
+
+    with running(app, "consumers"):
+        wait_for(lambda: read() == NEW, timeout=60, what="the model is filled")
+        monkeypatch.setattr(Resync, "end", lose_last_commits)
+        assert resync(app, "model") == (2, True)
+        assert read() == {**NEW, "first": (1, 2), "second": (1, 2)}
+
+
 @pytest.mark.parametrize("versions", ["row"], indirect=True)
 def test_one_that_is_cancelled_leaves_nothing_of_a_process_that_was_killed(
     declare, read, admin, name
