@@ -135,8 +135,11 @@ class Filling:
         self, declared: Subscription, stored: dict[int, int | None]
     ) -> dict[int, Span]:
         """Find what is left to read in each partition that no closed gate holds."""
-        ends = self._find_ends(declared)
         group, topic = declared.group, declared.topic
+        noted = self._find_ends(declared)
+        # A topic that was made anew, or has lost its end, may never reach that again.
+        now = find_places(self._settings, topic, "end")
+        ends = {number: min(end, now.get(number, 0)) for number, end in noted.items()}
         left = find_left(self._settings, group, topic, stored, ends)
         if not left or not declared.after:
             return left

@@ -15,6 +15,7 @@ from jobs_lib.service import filling as module
 from jobs_lib.service.filling import Filling
 from tests.support.apps import make_app, running
 from tests.support.records import leave_offset, make_producer, read_committed
+from tests.support.topics import make_anew
 
 
 @pytest.fixture
@@ -132,6 +133,18 @@ def test_the_ends_are_those_of_the_start_whenever_a_probe_asks_first(
         )
         assert count() == 10
         gate.set()
+
+
+@pytest.mark.guarantee("W65")
+def test_the_ends_of_a_topic_that_was_made_anew_keep_no_process_from_being_ready(
+    declare, gate, name, kafka_admin, monkeypatch
+):
+    app = declare(gate)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    filling = Filling(app.settings, app.database(), app.consumers)
+    assert "offsets left" in (filling.explain() or "")
+    make_anew(kafka_admin, name, 1)
+    assert filling.explain() is None
 
 
 @pytest.mark.guarantee("W65")
