@@ -239,13 +239,18 @@ def finish_open(database: Database) -> None:
     The relay that sends the last record does so, too. But there is no last record after
     the last transaction that gave rows to a re-export was rolled back.
 
-    Those that are not done go on, even if all of their jobs sleep for too long.
+    Those that are not done go on, even if all of their jobs sleep for too long, and no
+    job of one that was cancelled sleeps for long.
     """
     queries = database.queries
     with database.connect_for_upkeep() as connection:
         for (reexport,) in connection.execute(queries["list_open"]).fetchall():
             if not finish_if_done(connection, queries, reexport):
                 _wake_forgotten(connection, queries, reexport)
+        # A loader may have committed jobs since the cancel, or a job may have been put
+        # to sleep. Or the process ended that was to wake them.
+        for (reexport,) in connection.execute(queries["list_cancelled"]).fetchall():
+            wake_chunks(connection, queries, reexport)
 
 
 def _wake_forgotten(

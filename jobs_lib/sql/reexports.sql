@@ -385,6 +385,11 @@ select exists (select from finished), exists (
 -- transaction that gave it rows was rolled back, or its last jobs found it ended.
 select x.id from {schema}.reexports x where x.state in ('loading', 'running')
 
+-- name: list_cancelled
+-- Those that were cancelled a moment ago: some of their jobs may still sleep.
+select x.id from {schema}.reexports x
+where x.state = 'cancelled' and x.finished_at > clock_timestamp() - interval '10 minutes'
+
 -- part: progress
 select
     x.id, x.entity, x.state, x.rate,

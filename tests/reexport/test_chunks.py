@@ -246,6 +246,25 @@ def test_jobs_that_were_asleep_too_late_for_a_new_rate_wake_up_once_no_row_is_le
     assert count_asleep(database, bound) == (1, 0)
 
 
+def test_jobs_that_were_asleep_too_late_for_a_cancel_wake_up(database):
+    make_table(database, (f"N{n:05}" for n in range(2_000)))
+    begun = reexport.begin(database, make_entity(), rate=1, ranges=4)
+    queries = database.queries
+
+    def cancel(*args):
+        # Its loader has seen that it runs, and commits its jobs after this.
+        reexport.cancel(database, "aircraft")
+        return KeyList.read(*args)
+
+    with database.connect("test") as connection:
+        reexport.load_range(connection, queries, begun.loading, 0)
+        reexport.load_range(connection, queries, begun.loading, 1, cancel)
+    late, _ = count_asleep(database, 60)
+    assert late > 10
+    finish_open(database)
+    assert count_asleep(database, 60) == (0, 0)
+
+
 def test_the_status_of_an_entity_never_re_exported_names_the_command(database):
     with pytest.raises(ReexportError, match="reexport start workers"):
         reexport.status(database, "workers")
