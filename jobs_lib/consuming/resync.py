@@ -126,7 +126,8 @@ class Resync:
 
         Raises:
             OperatingError: one has begun that reads from another place; or the topic
-                has no such partition, or no record there.
+                has no such partition, or no record there; or the tables have got other
+                names just now.
             TopicError: the topic does not exist, or is not visible.
             UnavailableError: no broker answers.
         """
@@ -141,6 +142,7 @@ class Resync:
         }
         with self._open() as connection:
             begun = self._execute(connection, "begin_resync", given).fetchone()
+            self._refuse_switched(connection)
             if begun is None:
                 self.group = self._find_group(connection, begins)
                 return False
@@ -391,6 +393,22 @@ class Resync:
                 "place to go on with it, or end it with --cancel"
             )
         return str(row[2])
+
+    def _refuse_switched(self, connection: psycopg.Connection[Any]) -> None:
+        """Refuse tables that have other names since they were asked for.
+
+        None gets another name from here on: a switch waits, and is then refused.
+        """
+        table, declared = self._declared.first_table, self._declared
+        rows = self._execute(
+            connection, "read_current_versions", {"models": [table]}
+        ).fetchall()
+        for _, current in rows:
+            if (current == declared.version.number) != declared.is_current:
+                raise OperatingError(
+                    f"readers see another version of {table} since just now, so its "
+                    "tables have other names: call it again"
+                )
 
     def _find_removing(
         self, connection: psycopg.Connection[Any]

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from jobs_lib import ConfigurationError, telemetry
+from jobs_lib.consuming import resync as module
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.resync import Resync
@@ -388,6 +389,30 @@ def test_the_old_version_tells_of_a_partition_that_it_takes_during_the_switch(
     for thread in threads:
         thread.join()
     assert untold == end
+
+
+@pytest.mark.guarantee("W82", "W64")
+def test_a_resync_that_begins_as_the_tables_change_their_names_is_refused(
+    declare, read, admin, database, wait_for, monkeypatch
+):
+    both, again = declare(1, 2), declare(1)
+    with running(both, "consumers"):
+        for table in ("state_rm", "state_v2_rm"):
+            wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
+    work = Resync(again.settings, database, find_model_of(again, "state_rm"))
+    read_ids = module.read_topic_ids
+
+    def switch_meanwhile(*given):
+        switch(both, "state_rm", 2)
+        return read_ids(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_topic_ids", switch_meanwhile)
+        with pytest.raises(OperatingError, match=r"another version of state_rm .* now"):
+            work.begin()
+    assert admin.execute("select from jobs_lib.resyncs").rowcount == 0
+    work = Resync(again.settings, database, find_model_of(again, "state_v1_rm"))
+    assert work.begin()
 
 
 @pytest.mark.guarantee("W82", "W64")
