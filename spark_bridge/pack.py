@@ -14,6 +14,7 @@ import platform
 import re
 import sys
 import tarfile
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,9 @@ def pack(path: Path, modules: Iterable[str] = ()) -> int:
     files = dict(_find_files())
     for module in modules:
         files |= dict(_find_module(module))
-    # Renamed into place: a file that is written in part must not be sent.
-    written = path.with_name(f"{path.name}.part")
+    # Renamed into place: a file that is written in part must not be sent, and another
+    # process may pack the same one.
+    written = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with tarfile.open(written, "w:gz", compresslevel=_COMPRESSION) as archive:
             facts = json.dumps(_describe_here()).encode()

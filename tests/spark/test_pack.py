@@ -61,6 +61,24 @@ def test_a_python_without_packages_has_all_that_tasks_need(tmp_path, database):
 
 
 @pytest.mark.guarantee("X13")
+def test_two_that_pack_the_same_file_at_once_both_write_it_whole(tmp_path, monkeypatch):
+    path, describe = tmp_path / "packed.tar.gz", pack._describe_here
+    monkeypatch.setattr(pack, "_find_files", lambda: iter([("a", Path(__file__))]))
+
+    def pack_meanwhile():
+        # The outer one has opened its file.
+        monkeypatch.setattr(pack, "_describe_here", describe)
+        pack.pack(path)
+        return describe()
+
+    monkeypatch.setattr(pack, "_describe_here", pack_meanwhile)
+    pack.pack(path)
+    with tarfile.open(path) as archive:
+        assert archive.getnames()[1:] == ["a"]
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.guarantee("X13")
 def test_the_files_are_those_that_tasks_need_and_no_others():
     files = dict(pack._find_files())
     for name in (
