@@ -272,6 +272,8 @@ def _go_on(
 ) -> Progress:
     with database.connect("re-export") as connection:
         progress = read_progress(connection, database.queries, reexport)
+    if progress.state == "finished":
+        return progress
     if limit is not None:
         watch_lag(database, entity.name, limit)
     return set_rate(database, entity.name, settle_rate(rate, progress.left))

@@ -465,6 +465,18 @@ def test_keys_that_another_call_has_loaded_meanwhile_are_loaded_once(shop, admin
     assert sorted(keys) == [("1",), ("2",)]
 
 
+def test_what_another_call_has_ended_meanwhile_is_done(shop):
+    class Twice(SqlFinder):
+        @contextmanager
+        def find(self, *given):
+            with super().find(*given) as found:
+                remove(shop)
+                yield found
+
+    ended = remove(shop, finder=Twice())
+    assert (ended.state, ended.total, ended.ranges) == ("finished", 0, 1)
+
+
 def test_one_that_is_cancelled_while_its_keys_are_loaded_loads_none(shop, admin):
     produce(shop.servers, shop.topic.name, [("1", {}), ("2", {})])
     finder = Meanwhile(lambda: reexport.cancel(shop.database, "items"))
