@@ -262,6 +262,7 @@ def rebuild_once(shop):
 def test_a_call_that_ends_a_former_rebuild_leaves_the_next_one_alone(shop, monkeypatch):
     rebuild_once(shop)
     former = module._find(shop.database, shop.entity)
+    assert former is not None
     emptied = delete_before
 
     def meet_another(settings, *args):

@@ -16,6 +16,7 @@ from jobs_lib.consuming import versions
 from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
+from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.topic_settings import delete_before
 from jobs_lib.operating import session, switching
@@ -400,11 +401,10 @@ def test_a_resync_that_begins_as_the_tables_change_their_names_is_refused(
         for table in ("state_rm", "state_v2_rm"):
             wait_for(lambda t=table: is_filled(read, t), timeout=60, what="it is full")
     work = Resync(again.settings, database, find_model_of(again, "state_rm"))
-    read_ids = module.read_topic_ids
 
     def switch_meanwhile(*given):
         switch(both, "state_rm", 2)
-        return read_ids(*given)
+        return read_topic_ids(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "read_topic_ids", switch_meanwhile)
