@@ -71,7 +71,10 @@ class Lane:
     """Jobs of a group that ended well, whose completion may not be committed yet."""
 
     def note_passed(self, job_id: int) -> None:
-        """Note a job that was passed over, because its group is in flight here."""
+        """Note a job that was passed over, because its group is in flight here.
+
+        The id is 0 if it may stand in front of all others.
+        """
         self.more = True
         # However short the lane is by now: what it gave back stands behind this job.
         self.anew |= job_id <= self.top

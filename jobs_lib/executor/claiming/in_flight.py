@@ -87,6 +87,12 @@ class InFlight:
         for job in lane.jobs:
             self.remove(job)
 
+    def note_passed(self, origin: str, job_id: int) -> None:
+        """Note that rows of an origin were passed over, from this id on."""
+        for (lies, _), lane in self.lanes.items():
+            if lies == origin:
+                lane.note_passed(job_id)
+
     def give_back(self, job: ClaimedJob) -> None:
         """A claimed job will not run now: take it out of its claim."""
         self.remove(job)

@@ -174,15 +174,12 @@ class NextGroups:
             origin: of the group, owned.
             group: its name; "" for all groups that are in flight there.
         """
-        lanes = self._in_flight.lanes
-        if lane := lanes.get((origin, group)):
-            # The job that the other section has met may stand in front of others.
-            lane.more = lane.anew = True
-        elif group:
+        # The job that the other section has met may stand in front of others.
+        if not group:
+            self._in_flight.note_passed(origin, 0)
+        elif lane := self._in_flight.lanes.get((origin, group)):
+            lane.note_passed(0)
+        else:
             # Even if it is not known to go on here: its lane may have ended since the
             # other section looked.
             self._in_flight.behind.setdefault((origin, group), 0)
-        else:
-            for (lies, _), lane in lanes.items():
-                if lies == origin:
-                    lane.more = lane.anew = True

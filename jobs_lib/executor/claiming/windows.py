@@ -264,9 +264,7 @@ class Windows:
         cursor.advance(passed)
         cursor.may_have_more |= stuck or full or self.prioritized
         # The lanes of groups in flight reach the rows that it passed over.
-        for (lies, _), lane in in_flight.lanes.items():
-            if lies == origin:
-                lane.note_passed(asked["cursor"] + 1)
+        in_flight.note_passed(origin, asked["cursor"] + 1)
         return dict.fromkeys(found, origin)
 
 
