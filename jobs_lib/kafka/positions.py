@@ -144,8 +144,13 @@ class Positions:
 
     def start(self) -> None:
         """Start the threads; they make no connection before somebody asks."""
-        self._loop.start()
-        self._loop_apart.start()
+        try:
+            self._loop.start()
+            self._loop_apart.start()
+        except BaseException:
+            # The process may have no more threads: leave none behind.
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the threads, and close their clients."""

@@ -83,7 +83,9 @@ class LagWatch:
     ) -> None:
         if self._positions is None:
             # Its clients need the name of a group: this one may be described anyway.
-            self._positions = self._start_positions(group)
+            positions = Positions(self._settings, group, interval=LOOK_SECONDS)
+            positions.start()
+            self._positions = positions
         lag = ask_lag(self._positions, topic, group, within=_WITHIN)
         if lag is None:
             return
@@ -101,13 +103,3 @@ class LagWatch:
             lag=lag,
             limit=limit,
         )
-
-    def _start_positions(self, group: str) -> Positions:
-        positions = Positions(self._settings, group, interval=LOOK_SECONDS)
-        try:
-            positions.start()
-        except BaseException:
-            # The process may have no more threads for a moment.
-            positions.stop()
-            raise
-        return positions
