@@ -369,8 +369,8 @@ class Member(Holdings):
 
         It may have been claimed anew since, and that claim is another one.
         """
-        shared: Shared | None = getattr(sent.message, "shared", None)
-        if shared is not None and self._kept.get(shared) is kept:
+        assert isinstance(sent.message, ClaimingPartition)
+        if self._kept.get(sent.message.shared) is kept:
             self._read_back(sent)
 
     def _read_back(self, sent: Sent) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STATEMENT_SECONDS = 10.0
 LOCK_SECONDS = 5.0
 IDLE_SECONDS = 10.0
+_UNCHANGED = "nothing was changed"
 
 
 class LockedError(OperatingError):
@@ -36,7 +37,7 @@ def bounded(
     lock_seconds: float | None = None,
     idle_seconds: float = IDLE_SECONDS,
     *,
-    so_far: str = "nothing was changed",
+    so_far: str = _UNCHANGED,
 ) -> Iterator[None]:
     """Open a transaction with limits on how long statements run and wait for locks.
 
@@ -96,7 +97,7 @@ def bounded(
 
 def describe_batches(jobs: int) -> str:
     """Say how many jobs earlier batches have changed, for ``so_far``."""
-    return f"the batches before changed {jobs}" if jobs else "nothing was changed"
+    return f"the batches before changed {jobs}" if jobs else _UNCHANGED
 
 
 def find_patience(database: Database) -> float:
@@ -108,7 +109,7 @@ def read_time(
     connection: psycopg.Connection[Any],
     database: Database,
     *,
-    so_far: str = "nothing was changed",
+    so_far: str = _UNCHANGED,
 ) -> datetime:
     """Read the database's clock, within the same limits.
 

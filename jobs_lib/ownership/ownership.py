@@ -236,10 +236,11 @@ class Ownership:
             dead = {
                 row[0] for row in connection.execute(queries["lock_dead"], parameters)
             }
+            living = others - dead
             parameters["origins"] = [
                 origin
                 for origin, owner in before.items()
-                if origin in claims or owner not in others - dead
+                if origin in claims or owner not in living
             ]
             rows = connection.execute(queries["take_origins"], parameters).fetchall()
             # Jobs that this process itself had before an outage were cut by no crash.
@@ -253,12 +254,12 @@ class Ownership:
             self._ousted |= {
                 origin: _Unnoticed(owner, {i: o for i, o in cut.items() if o == origin})
                 for origin, owner in before.items()
-                if origin in taken and owner in others - dead
+                if origin in taken and owner in living
             }
         if not taken:
             return
         self._last_epoch = max([self._last_epoch, *taken.values()])
-        unnoticed = self._find_unnoticed(taken, before, others - dead)
+        unnoticed = self._find_unnoticed(taken, before, living)
         # Before the origins count as owned: if the holder fails, they are taken again.
         self._hand_on({o: e for o, e in taken.items() if o not in unnoticed}, cut)
         self._unnoticed |= unnoticed
