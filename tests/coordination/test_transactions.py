@@ -77,6 +77,7 @@ def test_a_log_is_verified_with_what_a_transaction_has_not_committed(
     begun = begin(name)
     log = open_log(name)
     fill(log)
+    log.stop()  # Its last snapshot is in the log: it comes before the end then.
     if end is not None:
         getattr(begun, end)(WAIT)
     (found,) = verify(settings, name)
