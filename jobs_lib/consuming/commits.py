@@ -50,10 +50,11 @@ class Commits:
         self._untold[partition] = offset
 
     def note_anew(self, partition: Partition) -> None:
-        """Note that a partition's topic was made anew; call under the lock.
+        """Note that a partition has other records than before; call under the lock.
 
-        Nothing of it is handled. An offset of the topic before would lead, whether it
-        waits here or was told until somebody noticed.
+        Its topic was made anew, or it ended before its offset. None of those counts as
+        handled. The offset would lead, whether it waits here or was told until somebody
+        noticed.
         """
         self.note(partition, 0)
 

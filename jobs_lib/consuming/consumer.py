@@ -261,6 +261,7 @@ class Consumer:
                     self._partitions[partition].ended = True
                 if partition in replaced:
                     self._partitions[partition].replaced = True
+                if self._partitions[partition].has_other_records:
                     self._commits.note_anew(partition)
                 # The owner before may have ended between its two commits. And Kafka
                 # may have an offset of an earlier database, for which others wait.

@@ -117,8 +117,9 @@ class Done:
         sent: Sent,
     ) -> None:
         # Of a topic that was made anew nothing is done, and the stored offset is one of
-        # the topic before. It may have been told, too, until somebody noticed.
-        anew = {one for one, progress in owned.items() if progress.replaced}
+        # the topic before. The same goes for a partition that ended before its offset.
+        # It may have been told, too, until somebody noticed.
+        anew = {one for one, progress in owned.items() if progress.has_other_records}
         owned = {one: progress for one, progress in owned.items() if one not in anew}
         found_at, found, empty = self._look(connection, owned)
         offsets = {(topic, number): done for topic, number, done, _ in found}

@@ -130,12 +130,12 @@ class Measures:
         """Find where the owned partitions go on, as Kafka should have it.
 
         Those are left out of which that is in doubt. Of a topic that was made anew
-        nothing is handled.
+        nothing is handled, and nobody knows what is of one that ended before.
         """
         with self._lock:
             return {
                 partition: 0
-                if progress.replaced
+                if progress.has_other_records
                 else self._find_place(partition, progress) or 0
                 for partition, progress in self._partitions.items()
                 if not (progress.leaving or progress.in_doubt)

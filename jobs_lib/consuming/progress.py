@@ -194,6 +194,11 @@ class Progress:
             return True
         return self.share.is_busy is None and len(self.waiting) > 1
 
+    @property
+    def has_other_records(self) -> bool:
+        """Whether other records may lie below the stored offset than were handled."""
+        return self.replaced or self.ended
+
     def comes_again(self, first: int) -> bool:
         """Whether records from this offset on have been passed before."""
         return self.highest is not None and first < self.highest

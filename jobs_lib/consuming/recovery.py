@@ -132,6 +132,8 @@ class Recovery:
         if start <= before <= end and not self._has_ended(connection, progress):
             with self._lock:
                 progress.start_again(before)
+                # Kafka may have been told that nothing counts as handled.
+                self._commits.note(progress.partition, before)
             self._failures.clear(connection, progress)
             self._member.begin(progress.partition, before)
             return
@@ -140,6 +142,9 @@ class Recovery:
         if not declared.may_pass(before, start, policy):
             with self._lock:
                 progress.ended |= before > end
+                if progress.ended:
+                    # Its next records take the places of those that were handled.
+                    self._commits.note_anew(progress.partition)
                 progress.stop()
             reason = explain_gap(before, start, end)
             telemetry.emit(
@@ -215,10 +220,11 @@ class Recovery:
             has_ended = bool(self._offsets.find_ended(connection, [partition]))
             with self._lock:
                 progress.start_again(before)
-                self._commits.note(partition, before or 0)
                 progress.stopped = progress.ended = has_ended
-            if has_ended:
-                return
+                if has_ended:
+                    self._commits.note_anew(partition)
+                    return
+                self._commits.note(partition, before or 0)
             self._failures.clear(connection, progress)
             self._member.begin(partition, before)
             return

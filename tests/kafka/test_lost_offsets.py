@@ -69,6 +69,24 @@ def read_failure(admin):
 
 
 @pytest.fixture
+def read_told(bootstrap_servers):
+    """A function that reads what Kafka has of a group, and of its done group."""
+
+    def read(topic: str) -> list[dict[int, int] | None]:
+        groups = (f"{topic}-g", f"{topic}-g.done")
+        return [read_committed(bootstrap_servers, one, topic) for one in groups]
+
+    return read
+
+
+def tell(servers: str, topic: str, offset: int) -> None:
+    """Tell Kafka an offset of a topic's group, and of its done group."""
+    for group in (f"{topic}-g", f"{topic}-g.done"):
+        with closing(Group(servers, group)) as told:
+            told.commit(topic, offset)
+
+
+@pytest.fixture
 def consume(make, topic, bootstrap_servers, read_offset, wait_for):
     """A function that lets a group handle ten records.
 
@@ -204,18 +222,27 @@ def test_an_offset_beyond_the_end_of_its_partition_stops_it(
     ("change", "begin"), [("next_offset = 10", 10), ("failed_offset = null", 50)]
 )
 def test_a_partition_that_ended_before_its_offset_stands_still_when_it_has_grown(
-    consume, admin, bootstrap_servers, read_offset, read_failure, wait_for, change,
-    begin,
+    consume, admin, bootstrap_servers, read_offset, read_failure, read_told, wait_for,
+    change, begin,
 ):  # fmt: skip
-    name, app, seen = consume()
+    name, app, seen = consume(done=True)
+    nothing = [{0: 0}, {0: 0}]
     # As after a broker was restored.
     admin.execute("update jobs_lib.offsets set next_offset = 50")
     with heard("offset.lost") as lost, running(app, "consumers"):
         wait_for(lambda: lost, timeout=60, what="it is told")
         produce(bootstrap_servers, name, [("k", n) for n in range(10, 60)])
         wait_for(lambda: lost[-1][1]["end"] == 60, timeout=60, what="it has grown")
+        # Others that wait for it would handle records that it never had.
+        wait_for(lambda: read_told(name) == nothing, timeout=60, what="nothing is done")
+    # Somebody who has not noticed yet has told the offset.
+    tell(bootstrap_servers, name, 50)
     with heard("offset.moved"), heard("offset.lost") as lost, running(app, "consumers"):
         wait_for(lambda: len(lost) > 1, timeout=60, what="a new process knows it")
+        wait_for(lambda: read_told(name) == nothing, timeout=60, what="it says so")
+        before = len(lost)
+        wait_for(lambda: len(lost) > before, timeout=60, what="it stands still")
+        assert read_told(name) == nothing
         assert read_offset(name) == 50
         assert seen == [*range(10)]
         fields = lost[0][1]
@@ -224,6 +251,8 @@ def test_a_partition_that_ended_before_its_offset_stands_still_when_it_has_grown
         admin.execute(f"update jobs_lib.offsets set {change}")
         wait_for(lambda: seen[-1] == 59, timeout=60, what="it goes on")
         wait_for(lambda: read_offset(name) == 60, timeout=60, what="all is in")
+        all_is_in = [{0: 60}, {0: 60}]
+        wait_for(lambda: read_told(name) == all_is_in, timeout=60, what="all is done")
     assert seen == [*range(10), *range(begin, 60)]
     assert read_failure(name) == (None, None)
 
@@ -320,29 +349,23 @@ def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
     bootstrap_servers,
     read_offset,
     read_failure,
+    read_told,
     wait_for,
     records,
 ):
     name, app, seen = consume(done=True)
-    group, done = f"{name}-g", f"{name}-g.done"
-
-    def read_told() -> list[dict[int, int] | None]:
-        return [read_committed(bootstrap_servers, one, name) for one in (group, done)]
-
     make_anew(name)
     # Somebody who has not noticed yet has told the offset of the topic before.
-    for one in (group, done):
-        with closing(Group(bootstrap_servers, one)) as told:
-            told.commit(name, 10)
+    tell(bootstrap_servers, name, 10)
     produce(bootstrap_servers, name, [("k", 100 + n) for n in range(records)])
     with heard("topic.replaced") as replaced, running(app, "consumers"):
         # Again and again, as long as it stands still.
         wait_for(lambda: len(replaced) > 1, timeout=60, what="it is told")
         nothing = [{0: 0}, {0: 0}]
-        wait_for(lambda: read_told() == nothing, timeout=60, what="nothing is done")
+        wait_for(lambda: read_told(name) == nothing, timeout=60, what="nothing is done")
         before = len(replaced)
         wait_for(lambda: len(replaced) > before, timeout=60, what="it stands still")
-        assert read_told() == nothing
+        assert read_told(name) == nothing
         assert seen == [*range(10)]
         assert read_offset(name) == 10
         assert read_failure(name) == (10, replaced[0][1]["error"])
@@ -350,7 +373,7 @@ def test_a_topic_made_anew_stops_the_partition_until_somebody_decides(
         wait_for(lambda: read_offset(name) == records, timeout=30, what="it goes on")
         assert read_failure(name) == (None, None)
         all_is_in = [{0: records}, {0: records}]
-        wait_for(lambda: read_told() == all_is_in, timeout=60, what="all is done")
+        wait_for(lambda: read_told(name) == all_is_in, timeout=60, what="all is done")
     assert replaced[0][1]["origin"] == f"{name}/0"
     assert replaced[0][1]["next_offset"] == 10
     assert "topic_id = null" in replaced[0][1]["error"]

@@ -50,9 +50,10 @@ def test_all_offsets_are_told_again(told):
     assert told(0.0) == {("t", 0): 10, ("t", 1): 20, ("t", 2): 0}
 
 
-def test_what_may_be_another_place_is_not_told_again(told, partitions):
-    # Of a topic that was made anew nothing is handled.
-    partitions["t", 0].replaced = True
+@pytest.mark.parametrize("why", ["replaced", "ended"])
+def test_what_may_be_another_place_is_not_told_again(told, partitions, why):
+    # Its topic was made anew, or it ended before: it has records that nobody handled.
+    setattr(partitions["t", 0], why, True)
     partitions["t", 1].in_doubt = True
     partitions["t", 2].leaving = True
     assert told(0.0) == {("t", 0): 0}

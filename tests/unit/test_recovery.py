@@ -155,6 +155,22 @@ def test_a_partition_that_had_ended_goes_on_once_its_note_is_taken_away(
     assert bool(lost) is noted
     assert recovery._member.begin.called is not noted
     assert progress.ended is noted
+    # Others wait for what Kafka has: nothing, until it goes on.
+    assert recovery._commits.note_anew.called is noted
+    assert recovery._commits.note.called is not noted
+
+
+def test_a_partition_that_had_ended_stays_so_when_its_topic_is_the_one_that_it_was(
+    recovery, progress
+):
+    progress.waiting.clear()
+    progress.range, progress.replaced = None, True
+    recovery._offsets.read.return_value = {progress.partition: 10}
+    recovery._offsets.find_ended.return_value = {progress.partition}
+    assert not recovery.settle(Mock(), progress)
+    assert (progress.replaced, progress.ended) == (False, True)
+    recovery._commits.note_anew.assert_called_once_with(progress.partition)
+    recovery._commits.note.assert_not_called()
 
 
 def queue(progress: Progress, *offsets: int) -> None:
