@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from jobs_lib.consuming.subscription import Subscription
     from jobs_lib.kafka.dependencies import Dependency
@@ -40,18 +40,22 @@ class Derived:
         Args:
             makers: by derived topic: the topic that it is made of, and the group that
                 tells how far it was made.
-            positions: says how far groups are, and where topics end.
+            positions: says how far groups are, and where topics begin and end.
         """
         self._makers = makers
         self._positions = positions
         self._awaited: dict[Partition, _Awaited] = {}
         self._reached: dict[Partition, int] = {}
 
-    def find(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+    def find(
+        self, offsets: Mapping[Partition, int], new: Collection[Partition] = ()
+    ) -> dict[Partition, int]:
         """Find how far partitions of the common topics are done.
 
         Args:
             offsets: up to where the owned partitions of derived topics are done.
+            new: those of which the group has had no record yet. It begins with the
+                oldest one that is left, and may find none: they may all have expired.
 
         Returns those offsets that are known; the partitions have the same numbers.
         """
@@ -66,13 +70,24 @@ class Derived:
             ends = self._positions.ask_high(topic)
             if made is None or ends is None:
                 continue
+            starts = self._find_starts(topic, new)
             for one, done in offsets.items():
                 if one[0] == topic:
-                    self._look(one, done, made, ends)
+                    self._look(one, max(done, starts.get(one, 0)), made, ends)
         return {
             (self._makers[topic].topic, number): at
             for (topic, number), at in self._reached.items()
         }
+
+    def _find_starts(
+        self, topic: str, new: Collection[Partition]
+    ) -> dict[Partition, int]:
+        """Find where these partitions begin, as far as they are of the topic."""
+        if not (of_topic := [one for one in new if one[0] == topic]):
+            return {}
+        starts = self._positions.ask_starts(topic)
+        known = {} if starts is None else starts.offsets
+        return {one: known[one[1]] for one in of_topic if one[1] in known}
 
     def _look(
         self, one: Partition, done: int, made: KnownOffsets, ends: KnownOffsets

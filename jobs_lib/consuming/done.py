@@ -138,7 +138,8 @@ class Done:
         if self._derived is not None:
             # A partition without any record has no offset, and nothing to be done.
             nothing = {one: self._find_reached(one, None) or 0 for one in empty}
-            offsets |= self._derived.find(nothing | offsets)
+            new = [one for one in empty if owned[one].is_untouched]
+            offsets |= self._derived.find(nothing | offsets, new)
         self._commit(offsets | dict.fromkeys(anew, 0), found_at)
 
     def _look(

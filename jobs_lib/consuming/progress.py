@@ -199,6 +199,11 @@ class Progress:
         """Whether other records may lie below the stored offset than were handled."""
         return self.replaced or self.ended
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no record of it has come yet."""
+        return self.stored is None and not (self.waiting or self.busy)
+
     def comes_again(self, first: int) -> bool:
         """Whether records from this offset on have been passed before."""
         return self.highest is not None and first < self.highest

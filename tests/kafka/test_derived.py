@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from jobs_lib.consuming import done
 from jobs_lib.consuming.done import Done
@@ -137,6 +138,33 @@ def test_a_process_that_has_lost_its_partitions_tells_nothing_of_the_common_topi
         seen = len(given)
         wait_for(lambda: len(given) > seen + 2, timeout=30, what="it looks again")
         assert given[-1] == {}
+
+
+@pytest.mark.guarantee("K5", "K22")
+def test_a_new_group_is_done_with_records_that_expired_before_it_came(
+    make, kafka_admin, bootstrap_servers, topic, group, wait_for
+):
+    first, derived, maker = topic(1), topic(1), group()
+    app = make()
+
+    @app.consumer(
+        derived, group=f"{first}-b", done=True, derived_from=(first, maker.name)
+    )
+    def handle(record, conn) -> None: ...
+
+    maker.commit_soon(first, {0: 7})
+    produce(bootstrap_servers, derived, [("k", n) for n in range(5)])
+    at = TopicPartition(derived, 0, 5)
+    for deleted in kafka_admin.delete_records([at]).values():
+        assert deleted.result().low_watermark == 5
+    with running(app, "consumers"):
+        wait_for(
+            lambda: (
+                read_committed(bootstrap_servers, f"{first}-b.done", first) == {0: 7}
+            ),
+            timeout=30,
+            what="whoever waits for it can go on",
+        )
 
 
 @pytest.mark.guarantee("K22", "K5")

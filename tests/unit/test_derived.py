@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+from uuid import uuid4
+
 import pytest
 
 from jobs_lib.consuming.derived import Derived
+from jobs_lib.consuming.done import Done
+from jobs_lib.consuming.progress import Progress
 from jobs_lib.kafka.dependencies import Dependency
 from jobs_lib.kafka.positions import KnownOffsets
 
@@ -19,11 +24,19 @@ class Answers:
     def __init__(self) -> None:
         self._made: KnownOffsets | None = None
         self._ends: KnownOffsets | None = None
+        self._starts: KnownOffsets | None = None
 
-    def give(self, at: float, made: dict[int, int], ends: dict[int, int]) -> None:
-        """Answer both questions of the round that began at a time."""
+    def give(
+        self,
+        at: float,
+        made: dict[int, int],
+        ends: dict[int, int],
+        starts: dict[int, int] | None = None,
+    ) -> None:
+        """Answer the questions of the round that began at a time."""
         self._made = KnownOffsets(1, made, at)
         self._ends = KnownOffsets(1, ends, at)
+        self._starts = None if starts is None else KnownOffsets(1, starts, at)
 
     def ask_committed(self, group: str, topic: str) -> KnownOffsets | None:
         """How far the maker is."""
@@ -34,6 +47,11 @@ class Answers:
         """Where the derived topic ends."""
         assert topic == OWN[0]
         return self._ends
+
+    def ask_starts(self, topic: str) -> KnownOffsets | None:
+        """Where the derived topic begins."""
+        assert topic == OWN[0]
+        return self._starts
 
     def fall_silent(self) -> None:
         """Have no answer that is new enough."""
@@ -80,6 +98,51 @@ def test_records_of_which_nothing_is_made_are_done_as_well(answers, derived):
         answers.give(at, {0: 50}, {0: 0})
         found = derived.find({OWN: 0})
     assert found == {COMMON: 50}
+
+
+@pytest.mark.guarantee("K5")
+@pytest.mark.parametrize("start", [0, 49, 50])
+def test_a_partition_whose_records_have_all_expired_is_done_for_a_new_group(
+    answers, derived, start
+):
+    for at in (1.0, 2.0):
+        answers.give(at, {0: 10}, {0: 50}, {0: start})
+        found = derived.find({OWN: 0}, new=[OWN])
+    assert found == ({COMMON: 10} if start == 50 else {})
+
+
+def test_a_group_that_has_lost_records_is_not_done_with_them(answers, derived):
+    for at in (1.0, 2.0):
+        answers.give(at, {0: 10}, {0: 50}, {0: 50})
+        # It stands still at its offset.
+        found = derived.find({OWN: 7}, new=[])
+    assert found == {}
+
+
+def test_a_new_group_is_not_done_while_nobody_knows_where_its_topic_begins(
+    answers, derived
+):
+    for at in (1.0, 2.0):
+        answers.give(at, {0: 10}, {0: 50})
+        found = derived.find({OWN: 0}, new=[OWN])
+    assert found == {}
+
+
+@pytest.mark.parametrize("state", ["nothing", "waiting", "busy", "stored"])
+def test_records_in_memory_are_not_done_although_they_have_expired(monkeypatch, state):
+    progress = Progress(OWN, epoch=1, stored=50 if state == "stored" else None)
+    progress.busy = state == "busy"
+    if state == "waiting":
+        progress.waiting.append(Mock())
+    find = Mock(return_value={})
+    done = Done(
+        Mock(), Mock(), "g", uuid4(), Mock(), Mock(return_value=None),
+        derived=Mock(find=find),
+    )  # fmt: skip
+    # The database has no offset of it, or had none a moment ago.
+    monkeypatch.setattr(done, "_look", Mock(return_value=(0.0, [], [OWN])))
+    done._tell(Mock(), {OWN: progress}, Mock())
+    find.assert_called_once_with({OWN: 0}, [OWN] if state == "nothing" else [])
 
 
 def test_a_maker_that_is_set_back_takes_it_back(answers, derived):
