@@ -119,6 +119,7 @@ class Asked:
     def __init__(self) -> None:
         self.answers: dict[str, KnownOffsets] = {}
         self.listen = Mock()
+        self.calls = 0
 
     def know(self, age: float = 0.0, **groups: dict[int, int]) -> None:
         """Answer with offsets by partition, of an age in seconds."""
@@ -132,6 +133,7 @@ class Asked:
         self, group: str, topic: str, *, within: float
     ) -> KnownOffsets | None:
         """Return the last answer, unless it is too old."""
+        self.calls += 1
         answer = self.answers.get(group)
         return answer if answer and answer.age <= within else None
 
@@ -374,6 +376,16 @@ def test_the_metric_names_the_slowest_group_of_each_partition(gate, asked):
     assert 0 <= sample.value < 60
     asked.know(c={1: 9})
     assert describe_gates([gate]).samples == []
+
+
+def test_kafka_is_asked_once_however_many_partitions_wait(gate, asked):
+    asked.know(b={}, c={})
+    gate.note_sources([(number, "mine", "t", number) for number in range(100)])
+    for number in range(100):
+        gate.note_waiting("home/0", number, 8)
+    asked.calls = 0
+    assert len(gate.find_waits()) == 100
+    assert asked.calls == len(gate.after)
 
 
 def test_the_metric_names_no_jobs_of_origins_that_others_own_now(gate, asked):

@@ -176,12 +176,6 @@ class JobGate:
             return _NO_GATE
         return ends.get(source.topic, {}).get(source.partition, 0)
 
-    def find_wait(self, source: Source, offset: int) -> Wait | None:
-        """Find what jobs of a record wait for; None if they may start."""
-        answers, place = self._ask(), Place(source.partition, offset)
-        after = self._by_topic.get(source.topic, ())
-        return choose_wait(find_wait(one, answers[one], place) for one in after)
-
     # Before a job starts
 
     def guard(
@@ -283,6 +277,7 @@ class JobGate:
     def _find_waits(
         self, waiting: Mapping[_Passed, tuple[int, float]], now: float
     ) -> Iterator[JobWait]:
+        answers = self._ask()
         of_number: dict[int, list[_Passed]] = {}
         for place in waiting:
             of_number.setdefault(place.number, []).append(place)
@@ -290,7 +285,9 @@ class JobGate:
             source = self.sources.get(number)
             if source is None:
                 continue
-            wait = self.find_wait(source, max(waiting[one][0] for one in places))
+            place = Place(source.partition, max(waiting[one][0] for one in places))
+            after = self._by_topic.get(source.topic, ())
+            wait = choose_wait(find_wait(one, answers[one], place) for one in after)
             if wait is None:
                 with self._lock:
                     for one in places:
