@@ -378,6 +378,53 @@ def test_the_metric_names_the_slowest_group_of_each_partition(gate, asked):
     assert describe_gates([gate]).samples == []
 
 
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """The time of the gate, which stands still."""
+    clock = SimpleNamespace(now=1_000.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.mark.guarantee("K20")
+def test_jobs_wait_no_longer_than_their_group_is_behind_under_steady_load(
+    gate, asked, clock
+):
+    # A record a second, and a group that is three of them behind.
+    for offset in range(60):
+        asked.know(b={1: offset - 3}, c={1: offset})
+        gate.note_waiting("home/0", 7, offset)
+        (wait,) = gate.find_waits()
+        assert wait.seconds <= 5
+        clock.now += 1
+    # It stands still: whoever came first has waited since.
+    for offset in range(60, 90):
+        gate.note_waiting("home/0", 7, offset)
+        clock.now += 1
+    (wait,) = gate.find_waits()
+    assert 30 <= wait.seconds <= 35
+
+
+@pytest.mark.guarantee("K20")
+def test_a_gate_that_moves_past_all_but_the_last_job_tells_since_when_that_waits(
+    gate, asked, clock
+):
+    asked.know(b={1: 0}, c={1: 0})
+    gate.note_waiting("home/0", 7, 4)
+    clock.now += 50
+    gate.note_waiting("home/0", 7, 9)
+    # The same ones are met again, and have waited all the time.
+    clock.now += 7
+    gate.note_waiting("home/0", 7, 9)
+    gate.note_waiting("home/0", 7, 4)
+    assert [one.seconds for one in gate.find_waits()] == [57]
+    asked.know(b={1: 5}, c={1: 9})
+    assert [(one.seconds, one.wait.behind) for one in gate.find_waits()] == [(7, 5)]
+    asked.know(b={1: 10}, c={1: 10})
+    assert gate.find_waits() == []
+
+
 def test_kafka_is_asked_once_however_many_partitions_wait(gate, asked):
     asked.know(b={}, c={})
     gate.note_sources([(number, "mine", "t", number) for number in range(100)])

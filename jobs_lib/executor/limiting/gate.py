@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,13 +67,26 @@ class _Passed(NamedTuple):
     """Of the partition that they come from."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """The jobs that claims have passed over at one place."""
+
+    first: int
+    """The offset of the first one that was met, as long as its gate is closed."""
+    since: float
+    """When that was, by ``time.monotonic()``."""
+    highest: int
+    """The highest offset of their records."""
+    highest_since: float
+
+
 class JobWait(NamedTuple):
     """A partition of whose records jobs wait for other groups."""
 
     origin: str
     """The partition, as ``topic/number``."""
     seconds: float
-    """Since a claim has met the first of these jobs."""
+    """Since a claim has met one of these jobs, which has waited since."""
     wait: Wait
     """What the last of these jobs waits for: the group that is furthest behind."""
 
@@ -112,8 +126,7 @@ class JobGate:
         self._known: dict[str, _Known] = {}
         self._asked_at = 0.0
         self._lock = threading.Lock()
-        self._waiting: dict[_Passed, tuple[int, float]] = {}
-        """The highest offset of which a job waits, and since when one does."""
+        self._waiting: dict[_Passed, _Waiting] = {}
         self._looked_at = 0.0
         self._told: set[str] = set()
         self._told_at = -_TELL_PAUSE
@@ -249,10 +262,11 @@ class JobGate:
             number: of the partition that they come from.
             offset: the highest one of their records.
         """
-        place = _Passed(origin, number)
+        place, now = _Passed(origin, number), time.monotonic()
         with self._lock:
-            highest, since = self._waiting.get(place, (0, time.monotonic()))
-            self._waiting[place] = max(highest, offset), since
+            known = self._waiting.setdefault(place, _Waiting(offset, now, offset, now))
+            if offset > known.highest:
+                known.highest, known.highest_since = offset, now
         if number not in self.sources:
             self.missing.add(number)
             for wake in self.wakes:
@@ -269,34 +283,44 @@ class JobGate:
 
     def find_waits(self) -> list[JobWait]:
         """Find the partitions of whose records jobs wait, the longest first."""
-        now = time.monotonic()
+        answers, now = self._ask(), time.monotonic()
         with self._lock:
-            waiting = dict(self._waiting)
-        return sorted(self._find_waits(waiting, now), key=lambda one: -one.seconds)
+            waits = [*self._find_waits(answers, now)]
+        return sorted(waits, key=lambda one: -one.seconds)
 
-    def _find_waits(
-        self, waiting: Mapping[_Passed, tuple[int, float]], now: float
-    ) -> Iterator[JobWait]:
-        answers = self._ask()
+    def _find_waits(self, answers: Answers, now: float) -> Iterator[JobWait]:
         of_number: dict[int, list[_Passed]] = {}
-        for place in waiting:
+        for place in self._waiting:
             of_number.setdefault(place.number, []).append(place)
         for number, places in of_number.items():
             source = self.sources.get(number)
             if source is None:
                 continue
-            place = Place(source.partition, max(waiting[one][0] for one in places))
             after = self._by_topic.get(source.topic, ())
-            wait = choose_wait(find_wait(one, answers[one], place) for one in after)
-            if wait is None:
-                with self._lock:
-                    for one in places:
-                        if self._waiting.get(one) == waiting[one]:
-                            del self._waiting[one]
-                continue
-            since = min(waiting[one][1] for one in places)
-            origin = f"{source.topic}/{source.partition}"
-            yield JobWait(origin, now - since, wait)
+            end = find_end(after, answers, source.partition) if after else _NO_GATE
+            known = [self._waiting[one] for one in places if self._waits(one, end)]
+            highest = max((one.highest for one in known), default=0)
+            lacks = (
+                find_wait(one, answers[one], Place(source.partition, highest))
+                for one in after
+            )
+            if known and (wait := choose_wait(lacks)) is not None:
+                since = min(one.since for one in known)
+                yield JobWait(f"{source.topic}/{source.partition}", now - since, wait)
+
+    def _waits(self, place: _Passed, end: int) -> bool:
+        """Whether jobs of a place wait for a gate that is open up to this offset.
+
+        Forgets those that do not. Once the first one may start, only of the highest one
+        it is known since when it waits.
+        """
+        known = self._waiting[place]
+        if known.highest < end:
+            del self._waiting[place]
+            return False
+        if known.first < end:
+            known.first, known.since = known.highest, known.highest_since
+        return True
 
     def look(self) -> None:
         """Tell of partitions of whose records jobs wait for long."""
