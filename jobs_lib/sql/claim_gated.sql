@@ -130,13 +130,10 @@ coalesce(
 -- The partitions whose jobs have places.
 select id, consumer_group, topic, partition from {schema}.sources
 
--- name: find_opened
--- The jobs behind the cursors whose gate has opened, in the order of their records. A
--- claim passes over rows whose gate is closed and notes none of them, since there may be
--- millions. When a gate moves on, these are the rows between its old and its new offset.
--- Reads only, and at most `limit` rows of each partition. Nothing below the mark of
+-- part: slice
+-- The first jobs of each partition behind an offset and id. Nothing below the mark of
 -- `find_done` is unfinished, so it never begins below that.
-with slice as materialized (
+slice as materialized (
     select o.source, r.* from (
         select g.source, g."end", greatest(g.low, coalesce(f.done_offset, 0)) as low,
             case when f.done_offset > g.low then 0 else g.low_id end as low_id
@@ -154,6 +151,13 @@ with slice as materialized (
         order by j.record_offset, j.id limit %(limit)s
     ) r
 )
+
+-- name: find_opened
+-- The jobs behind the cursors whose gate has opened, in the order of their records. A
+-- claim passes over rows whose gate is closed and notes none of them, since there may be
+-- millions. When a gate moves on, these are the rows between its old and its new offset.
+-- Reads only, and at most `limit` rows of each partition.
+with {slice}
 select s.source, s.record_offset, s.id, s.origin
 from slice s
 join unnest(
@@ -167,3 +171,18 @@ union all
 select source, max(record_offset),
     (array_agg(id order by record_offset desc, id desc))[1], null
 from slice group by source having count(*) >= %(limit)s
+
+-- name: find_waiting
+-- Of which partitions jobs still wait behind a closed gate: claims do not meet a job again
+-- that they have passed over, and nobody tells them that it was cancelled. Reads only, and
+-- at most `limit` rows of each partition; where it has read so many, it says how far it
+-- went. Partitions are left out that have none.
+with {slice}
+select source,
+    bool_or(
+        origin = any (%(origins)s::text[]) and state = 'available'
+        and type = any (%(types)s::text[])
+    ),
+    case when count(*) >= %(limit)s then max(record_offset) end,
+    (array_agg(id order by record_offset desc, id desc))[1]
+from slice group by source

@@ -10,7 +10,7 @@ import pytest
 from jobs_lib import PlaceError
 from jobs_lib.executor.limiting import gate as module
 from jobs_lib.executor.round_trip import RoundTrip
-from jobs_lib.operating import explain, retry
+from jobs_lib.operating import cancel, explain, retry
 from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, heard, make_app, running
 from tests.support.groups import Group
@@ -180,6 +180,51 @@ def test_it_is_told_for_whom_a_job_waits_and_how_far_that_is(
     assert (fields["origin"], fields["after"]) == (f"{name}/0", other.name)
     assert fields["count"] == 1
     assert "has committed nothing" in fields["reason"]
+
+
+@pytest.mark.guarantee("K20")
+def test_jobs_that_are_cancelled_while_they_wait_are_waited_for_no_longer(
+    make, connect, admin, topic, bootstrap_servers, wait_for, monkeypatch
+):
+    monkeypatch.setattr(module, "_TELL_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_SEEN_SECONDS", 0.2)
+    name = topic(2)
+    produce(bootstrap_servers, name, RECORDS)
+    app = make(gate_refresh=REFRESH, heartbeat_interval=0.1)
+
+    @app.job(after=[(name, "nobody")])
+    def work(job) -> None: ...
+
+    records = Records(admin, name, 2)
+
+    def enqueue(offset: int, partition: int = 0) -> int:
+        with connect() as connection, records.handling(offset, partition):
+            return work.enqueue(connection)
+
+    def await_waits(expected: dict[str, int]) -> None:
+        wait_for(
+            lambda: find_waiting(service) == expected,
+            timeout=30,
+            what=lambda: f"these wait: {find_waiting(service)}",
+        )
+
+    with (
+        heard("jobs.waiting", "jobs.waited") as told,
+        running(app, "executor") as service,
+    ):
+        first, second, other = enqueue(7), enqueue(9), enqueue(8, partition=1)
+        await_waits({f"{name}/0": 9, f"{name}/1": 8})
+        wait_for(lambda: told, timeout=30, what="it is told")
+        assert cancel(app.database(), [other]) == {other: "cancelled"}
+        await_waits({f"{name}/0": 9})
+        # The others still wait.
+        assert cancel(app.database(), [second]) == {second: "cancelled"}
+        assert [event for event, _ in told if event == "jobs.waited"] == []
+        assert cancel(app.database(), [first]) == {first: "cancelled"}
+        await_waits({})
+        wait_for(
+            lambda: told[-1][0] == "jobs.waited", timeout=30, what="none waits any more"
+        )
 
 
 @pytest.mark.guarantee("K12")

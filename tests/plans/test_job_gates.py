@@ -91,6 +91,35 @@ def test_only_jobs_that_windows_have_passed_are_found(owner, records, admin):
     assert find() == 5
 
 
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_to_see_whether_jobs_still_wait_costs_no_more_than_the_limit(
+    owner, admin, records, analyzed
+):
+    if analyzed:
+        admin.execute("vacuum analyze jobs_lib.jobs")
+    query, first = owner.queries["find_waiting"], records.numbers[0]
+
+    def find(low: int, **changed: Any) -> list[tuple[Any, ...]]:
+        asked = ask(records, low, 2**63 - 1, **changed)
+        with owner.connection.transaction(force_rollback=True):
+            owner.connection.execute("set local plan_cache_mode = force_generic_plan")
+            assert count_pages(owner.connection, query, asked) < 1_500
+            rows: list[tuple[Any, ...]] = owner.connection.execute(
+                query, asked
+            ).fetchall()
+        return rows
+
+    (row,) = find(50)
+    assert row[:3] == (first, True, 1_049)
+    # Those of others fill the slice.
+    for changed in ({"types": ["other"]}, {"origins": ["other/0"]}):
+        (row,) = find(50, **changed)
+        assert row[:3] == (first, False, 1_049)
+    (row,) = find(WAITING - 10, types=["other"])
+    assert row[:3] == (first, False, None)
+    assert find(WAITING) == []
+
+
 def test_a_jump_passes_over_closed_jobs_and_says_up_to_where(owner, records):
     gate = JobGate(["work"], [Dependency("flights", "g")], Mock(), 1.0)
     gate.note_sources([(records.numbers[0], "own", "flights", 0)])

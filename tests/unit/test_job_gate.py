@@ -13,6 +13,7 @@ import pytest
 from jobs_lib import App, ConfigurationError, Exact, Job
 from jobs_lib.consuming.circles import Circles
 from jobs_lib.errors import StoredPayloadError
+from jobs_lib.executor.claiming import gated as gated_module
 from jobs_lib.executor.claiming.claimer import Claimer
 from jobs_lib.executor.claiming.gated import GatedRows
 from jobs_lib.executor.claiming.wanted import WantedRows
@@ -367,6 +368,65 @@ def test_no_more_is_looked_for_while_enough_is_wanted(rows, asked):
     assert look(rows)[0]["ends"] == "{5}"
 
 
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """The time of the gate, which stands still."""
+    clock = SimpleNamespace(now=1_000.0)
+    clock.monotonic = lambda: clock.now
+    for one in (module, gated_module):
+        monkeypatch.setattr(one, "time", clock)
+    return clock
+
+
+@pytest.mark.guarantee("K20")
+def test_it_is_looked_up_now_and_then_whether_jobs_still_wait(rows, gate, asked, clock):
+    gated, windows, _ = rows
+    windows.take({"home/1": 1})
+    gate.note_sources([(7, *MINE), (8, "mine", "t", 2), (9, "mine", "t", 3)])
+    asked.know(b={1: 5}, c={1: 9})
+    gate.find_ends = lambda: {"t": {1: 5}}
+    look(rows)[1]([])
+    for number in (7, 8, 9):
+        gated.note("home/0", [number], [10])
+    gated.note("home/9", [7], [11])
+    gated.note("home/1", [7], [12])
+    clock.now += 59
+    assert look(rows) == (None, None)
+    clock.now += 1
+    given, read = look(rows)
+    assert (given["sources"], given["lows"]) == ("{7,8,9}", "{5,0,0}")
+    # Another job of 9 is passed over meanwhile.
+    clock.now += 0.1
+    gated.note("home/0", [9], [10])
+    read([(8, True, None, 1)])
+    # In origins of others it was not looked.
+    waiting = {(place.origin, place.number) for place in gate._waiting}
+    assert waiting == {("home/9", 7), ("home/0", 8), ("home/0", 9)}
+    clock.now += 58
+    assert look(rows) == (None, None)
+
+
+def test_a_look_for_jobs_that_wait_goes_on_behind_those_of_others(
+    rows, gate, asked, clock
+):
+    gated, _, _ = rows
+    asked.know(b={1: 5}, c={1: 9})
+    gate.find_ends = lambda: {"t": {1: 5}}
+    look(rows)[1]([])
+    gated.note("home/0", [7], [10])
+    clock.now += 60
+    look(rows)[1]([(7, False, 8, 123)])
+    clock.now += 1
+    given, read = look(rows)
+    assert (given["lows"], given["low_ids"]) == ("{8}", "{123}")
+    read([(7, False, None, 130)])
+    assert gate.find_waits() == []
+    # The next time it begins at the gate again.
+    gated.note("home/0", [7], [10])
+    clock.now += 60
+    assert look(rows)[0]["lows"] == "{5}"
+
+
 @pytest.mark.guarantee("K20")
 def test_the_metric_names_the_slowest_group_of_each_partition(gate, asked):
     asked.know(b={1: 9}, c={1: 5})
@@ -376,15 +436,6 @@ def test_the_metric_names_the_slowest_group_of_each_partition(gate, asked):
     assert 0 <= sample.value < 60
     asked.know(c={1: 9})
     assert describe_gates([gate]).samples == []
-
-
-@pytest.fixture
-def clock(monkeypatch) -> SimpleNamespace:
-    """The time of the gate, which stands still."""
-    clock = SimpleNamespace(now=1_000.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(module, "time", clock)
-    return clock
 
 
 @pytest.mark.guarantee("K20")

@@ -13,16 +13,19 @@ of a round with the same ends, and first lowers the marks to them.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.executor.batch import Batch
+from jobs_lib.executor.limiting.gate import LOOK_SECONDS, NO_GATE
 from jobs_lib.postgres.values import int_array, text_array
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from jobs_lib.executor.batch import Question
     from jobs_lib.executor.claiming.cursor import Cursor
     from jobs_lib.executor.claiming.wanted import WantedRows
     from jobs_lib.executor.limiting.gate import Ends, JobGate
@@ -57,6 +60,10 @@ class GatedRows:
         self._behind: dict[int, None] = {}
         """The partitions whose marks are below their ends."""
         self._given: dict[str, Any] = {}
+        self._sure_at = 0.0
+        """When it was asked last which jobs still wait."""
+        self._seen_to: dict[int, tuple[int, int]] = {}
+        """Offset and id up to which none was found, where there are more."""
 
     @property
     def suffix(self) -> str:
@@ -124,24 +131,86 @@ class GatedRows:
         if self.gate.missing or not self.gate.is_loaded:
             read = partial(self.gate.note_sources, asked=self.gate.missing.copy())
             return Batch([(("read_job_sources", {}), read)])
-        if not (self._behind and active) or wanted.count(active) > _ENOUGH:
-            return Batch()
+        questions = []
+        if self._behind and active and wanted.count(active) <= _ENOUGH:
+            questions.append(self._ask_opened(active, wanted))
+        if unsure := self._find_unsure(self.gate, active):
+            questions.append(self._ask_waiting(self.gate, active, unsure))
+        return Batch(questions)
+
+    def _find_unsure(self, gate: JobGate, active: Collection[str]) -> list[int]:
+        """Find partitions of whose records jobs may wait no more, now and then."""
+        now = time.monotonic()
+        if now < self._sure_at + LOOK_SECONDS:
+            return []
+        self._sure_at = now
+        unsure = gate.find_unsure(active) & self._open_to.keys()
+        # Jobs of the others were seen, or have started.
+        self._seen_to = {one: at for one, at in self._seen_to.items() if one in unsure}
+        return sorted(unsure)[:_PARTITIONS]
+
+    def _ask_opened(self, active: Mapping[str, Cursor], wanted: WantedRows) -> Question:
         chosen = [*islice(self._behind, _PARTITIONS)]
         asked = {number: self._open_to[number] for number in chosen}
+        marks = [self._marks[number] for number in chosen]
         parameters = {
-            "sources": int_array(chosen),
-            "lows": int_array(self._marks[number][0] for number in chosen),
-            "low_ids": int_array(self._marks[number][1] for number in chosen),
-            "ends": int_array(asked.values()),
-            "limit": _READ // len(chosen),
-            "origins": text_array([*active]),
+            **self._describe(active, chosen, marks, asked.values()),
             "cursors": int_array(one.at for one in active.values()),
             "highs": int_array(one.levels[1] for one in active.values()),
             "batches": int_array(one.levels[-1] for one in active.values()),
-            "types": self._types,
         }
         reader = partial(self._read_opened, asked, wanted)
-        return Batch([(("find_opened", parameters), reader)])
+        return ("find_opened", parameters), reader
+
+    def _ask_waiting(
+        self, gate: JobGate, active: Collection[str], chosen: Collection[int]
+    ) -> Question:
+        # A gate may have moved since.
+        lows = [
+            max((self._open_to[number], 0), self._seen_to.get(number, (0, 0)))
+            for number in chosen
+        ]
+        parameters = self._describe(active, chosen, lows, [NO_GATE] * len(chosen))
+        began, origins = time.monotonic(), frozenset(active)
+        reader = partial(self._read_waiting, gate, origins, chosen, began)
+        return ("find_waiting", parameters), reader
+
+    def _describe(
+        self,
+        active: Iterable[str],
+        chosen: Collection[int],
+        lows: Collection[tuple[int, int]],
+        ends: Iterable[int],
+    ) -> dict[str, Any]:
+        """The parameters of the part ``slice``, and which of its jobs are meant."""
+        return {
+            "sources": int_array(chosen),
+            "lows": int_array(low for low, _ in lows),
+            "low_ids": int_array(low_id for _, low_id in lows),
+            "ends": int_array(ends),
+            "limit": _READ // len(chosen),
+            "origins": text_array([*active]),
+            "types": self._types,
+        }
+
+    def _read_waiting(
+        self,
+        gate: JobGate,
+        origins: frozenset[str],
+        asked: Iterable[int],
+        began: float,
+        rows: list[tuple[int, bool, int | None, int]],
+    ) -> None:
+        seen = dict.fromkeys(asked, False)
+        for number in seen:
+            self._seen_to.pop(number, None)
+        for number, waits, offset, job_id in rows:
+            seen[number] = waits
+            if not waits and offset is not None:
+                # Those of others may fill a slice: it goes on behind them.
+                self._seen_to[number] = offset, job_id
+                del seen[number]
+        gate.note_looked(origins, seen, began)
 
     def _read_opened(
         self,

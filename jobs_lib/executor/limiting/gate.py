@@ -41,9 +41,12 @@ LOOK_SECONDS = 0.5
 """Seconds after which Kafka is asked anew where a round of questions has failed."""
 _TELL_SECONDS = 5.0
 """How long jobs of a partition may wait before that is told."""
+_SEEN_SECONDS = 60.0
+"""How long it counts that a job was seen to wait: it may have been cancelled since."""
 _TELL_PAUSE = 10.0
 """Seconds between two events of closed gates."""
-_NO_GATE = 2**63 - 1
+NO_GATE = 2**63 - 1
+"""Up to where it is open if there is none."""
 _NOWHERE = Source("", "", 0)
 """Stands for a number that no partition has."""
 
@@ -78,6 +81,8 @@ class _Waiting:
     highest: int
     """The highest offset of their records."""
     highest_since: float
+    seen_at: float
+    """When one of them was seen last."""
 
 
 class JobWait(NamedTuple):
@@ -186,7 +191,7 @@ class JobGate:
         Where there is none, the worker says what is wrong.
         """
         if self._find_fault(source) is not None:
-            return _NO_GATE
+            return NO_GATE
         return ends.get(source.topic, {}).get(source.partition, 0)
 
     # Before a job starts
@@ -264,13 +269,51 @@ class JobGate:
         """
         place, now = _Passed(origin, number), time.monotonic()
         with self._lock:
-            known = self._waiting.setdefault(place, _Waiting(offset, now, offset, now))
+            new = _Waiting(offset, now, offset, now, now)
+            known = self._waiting.setdefault(place, new)
+            known.seen_at = now
             if offset > known.highest:
                 known.highest, known.highest_since = offset, now
         if number not in self.sources:
             self.missing.add(number)
             for wake in self.wakes:
                 wake()
+
+    def find_unsure(self, origins: Collection[str]) -> set[int]:
+        """Find partitions of whose records no job was seen in these origins for long.
+
+        Claims tell that they pass over a job, and not that it was cancelled since.
+
+        Args:
+            origins: where the jobs lie.
+        """
+        until = time.monotonic() - _SEEN_SECONDS
+        with self._lock:
+            return {
+                place.number
+                for place, known in self._waiting.items()
+                if known.seen_at <= until and place.origin in origins
+            }
+
+    def note_looked(
+        self, origins: Collection[str], seen: Mapping[int, bool], began: float
+    ) -> None:
+        """Note of partitions whether jobs of their records still wait in these origins.
+
+        Args:
+            origins: where it was looked.
+            seen: whether there was a job, by the number of the partition.
+            began: before it was looked. What claims have met since still waits.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for place, known in [*self._waiting.items()]:
+                if place.origin not in origins or place.number not in seen:
+                    continue
+                if seen[place.number]:
+                    known.seen_at = now
+                elif known.seen_at < began:
+                    del self._waiting[place]
 
     def release(self, origins: Collection[str]) -> None:
         """Forget the jobs of origins: another process tells that they wait."""
@@ -297,7 +340,7 @@ class JobGate:
             if source is None:
                 continue
             after = self._by_topic.get(source.topic, ())
-            end = find_end(after, answers, source.partition) if after else _NO_GATE
+            end = find_end(after, answers, source.partition) if after else NO_GATE
             known = [self._waiting[one] for one in places if self._waits(one, end)]
             highest = max((one.highest for one in known), default=0)
             lacks = (
