@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from jobs_lib.consuming.gate import read_derived_from
+from jobs_lib.consuming.progress import get_offset
 from jobs_lib.errors import JobsError, RecordError
 from jobs_lib.kafka.dependencies import Dependency, Place, check_ends, find_wait
 from jobs_lib.kafka.places import find_committed_ends, find_places, read_committed
@@ -99,22 +100,22 @@ def _list_parts(
         (topic, number): Span(max(start, stored.get(number, start)), ends[number])
         for number, start in starts.items()
     }
-    firsts: dict[int, Message] = {}
-    if any(one.topic != topic for one in declared.after):
-        firsts = _read_firsts(settings, declared.group, left)
+    firsts = _read_firsts(settings, declared.group, left)
     for one in declared.after:
         answer = _ask(settings, one)
         for (_, number), span in left.items():
-            offset = stored.get(number, span.start or 0)
-            place: Place | None = Place(number, offset)
+            first = firsts.get(number)
+            is_last = first is None
+            place: Place | None = Place(number, span.end)
             if one.topic != topic:
-                place = _find_derived(firsts.get(number), one.topic)
-            is_last = offset >= span.end
+                place = _find_derived(first, one.topic)
+            elif first is not None:
+                place = Place(number, get_offset(first))
             yield GatePart(
                 group=declared.group,
                 topic=topic,
                 partition=number,
-                offset=offset,
+                offset=stored.get(number, span.start or 0),
                 after_topic=one.topic,
                 after=one.group,
                 committed=_find_committed(answer, place.partition if place else number),
@@ -168,14 +169,19 @@ def _read_stored(
 def _read_firsts(
     settings: Settings, group: str, spans: Mapping[tuple[str, int], Span]
 ) -> dict[int, Message]:
-    """Read the first record of each part that has one."""
+    """Read the first record of each part that has one.
+
+    Not each offset has a record: some are markers of transactions, or were aborted, or
+    compacted.
+    """
     open_ = {one: span for one, span in spans.items() if (span.start or 0) < span.end}
     firsts: dict[int, Message] = {}
-    with PartsReader(settings, open_, group) as reader:
-        for (_, number), messages in reader:
-            firsts.setdefault(number, messages[0])
-            if len(firsts) == len(open_):
-                break
+    if not open_:
+        return firsts
+    with PartsReader(settings, open_, group, most=1) as reader:
+        for partition, messages in reader:
+            firsts[partition[1]] = messages[0]
+            reader.leave(partition)
     return firsts
 
 

@@ -165,6 +165,47 @@ def test_a_derived_record_shows_its_place_in_the_common_topic(
     assert shorten(app)[0] == (0, 0, other.name, 8, 8, "open")
 
 
+@pytest.mark.guarantee("K20")
+def test_a_marker_of_a_transaction_is_no_record_that_waits(
+    make, admin, bootstrap_servers, topic, other
+):
+    name = topic(2)
+    app = make()
+    declare(app, name, (name, other.name))
+    open_transaction(bootstrap_servers, name, 2).commit_transaction(60)
+    # All is handled, and behind the only record of each lies its marker.
+    for number in range(2):
+        admin.execute(
+            "insert into jobs_lib.offsets (consumer_group, topic, partition,"
+            " next_offset) values (%s, %s, %s, 1)",
+            (f"{name}-own", name, number),
+        )
+    other.commit(name, 1, 1)
+    assert shorten(app) == [
+        (number, 1, other.name, 1, None, "empty") for number in range(2)
+    ]
+
+
+@pytest.mark.guarantee("K20")
+def test_what_the_next_record_needs_counts_and_not_the_offset_before_it(
+    make, bootstrap_servers, topic, other
+):
+    name = topic(1)
+    app = make()
+    declare(app, name, (name, other.name))
+    hiding = open_transaction(bootstrap_servers, name, 1)
+    for _ in range(19):
+        hiding.produce(name, b"{}", key="open", partition=0)
+    # An abort would throw away what is not sent yet.
+    assert hiding.flush(30) == 0
+    hiding.abort_transaction(60)
+    # A tombstone is a record, too.
+    produce(bootstrap_servers, name, [("k", None)])
+    for committed, state in ((10, "waits"), (21, "waits"), (22, "open")):
+        other.commit(name, committed)
+        assert shorten(app) == [(0, 0, other.name, committed, 22, state)]
+
+
 def test_an_app_whose_consumers_wait_for_nobody_shows_nothing(make):
     assert list_gates(make()) == []
 
