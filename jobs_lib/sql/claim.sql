@@ -292,17 +292,19 @@ from looked l
 where l.state = 'available' and l.type <> all (%(known)s::text[])
 group by l.origin, l.type
 union all
--- Suspects, which wait for their turn.
+-- Suspects, which wait for their turn. Not those of types that may not run now: asked
+-- for again and again, they would make one claim follow the other.
 select 4, l.origin, l.id, null, null, null, null, null, null, null, null, null, null,
     null, null, null
     {no_value}
 from (
-    select origin, id, type, state, crashes, runs {gate} from looked
+    select origin, id, type, state, crashes, runs {room} {gate} from looked
     union all
-    select origin, id, type, state, crashes, runs {gate} from lanes
+    select origin, id, type, state, crashes, runs {room} {gate} from lanes
 ) l
-where l.state = 'available' and l.crashes > 1 and not l.runs {suspect_if_opened}
-    and l.type <> all (%(others)s::text[])
+where l.state = 'available' and l.crashes > 1 and not l.runs
+    {suspect_if_unfull} {suspect_if_opened}
+    and l.type = any (%(types)s::text[]) and l.type <> all (%(others)s::text[])
 union all
 -- For lanes that begin with a job that runs last only, and end before their group does:
 -- the next job of its type, even if many jobs of other types are between.

@@ -18,6 +18,17 @@ and q.unfull
 -- part: plain_if_unfull_limited
 and r.unfull
 
+-- part: suspect_if_unfull
+
+-- part: suspect_if_unfull_limited
+-- Else it is passed over with the others of its value, and comes back like them.
+and l.unfull
+
+-- part: room
+
+-- part: room_limited
+, unfull
+
 -- part: value
 
 -- part: value_limited
@@ -69,8 +80,8 @@ true
 
 -- part: unfull_limited
 -- Leaves out a value if the most allowed jobs of it wait in memory. Rows that are passed
--- over for that come back by id, as `refilled`. A hash is used, because there may be very
--- many of these values.
+-- over for that come back by id, as `refilled`; so does a suspect whose turn it is. A hash
+-- is used, because there may be very many of these values.
 case when cardinality(%(full)s::text[]) = 0 then true else
     j.id = any (%(refilled)s::bigint[])
     or {value_of_field} not in (select unnest(%(full)s::text[]))

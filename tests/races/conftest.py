@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from jobs_lib import Job
     from jobs_lib.executor.lane import ClaimedJob
+    from jobs_lib.executor.section import Section
     from jobs_lib.postgres.database import Database
 
 ORIGIN = "local/1"
@@ -45,9 +46,9 @@ class Scene:
         self._opened.append(connection)
         return connection
 
-    def pod(self, *origins: str) -> Pod:
+    def pod(self, *origins: str, section: Section | None = None) -> Pod:
         """A pod that owns these origins."""
-        pod = Pod(self.database, self.connect(), self.app.jobs)
+        pod = Pod(self.database, self.connect(), self.app.jobs, section=section)
         self._opened.append(pod)
         if origins:
             pod.take_over(*origins)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.executor.claiming.suspects import Suspects
+from jobs_lib.executor.section import Section
+from jobs_lib.jobs.limit import Limit
 from tests.operating.helpers import add_job
 from tests.races.conftest import ORIGIN, run
 from tests.support.apps import HOME, executing, make_app
@@ -140,6 +142,53 @@ def test_a_suspect_of_a_paused_origin_waits_and_holds_up_no_other(scene):
     assert run(pod) == [other]
     scene.admin.execute("delete from jobs_lib.pauses")
     assert run(pod) == [suspect]
+
+
+@pytest.mark.parametrize("group", [None, "g"], ids=["no group", "a group"])
+@pytest.mark.parametrize("unknown", [False, True], ids=["paused", "unknown"])
+def test_a_suspect_whose_type_may_not_run_is_not_asked_for_all_the_time(
+    scene, unknown, group
+):
+    suspect = scene.enqueue(group=group)
+    crash(scene, 2, suspect)
+    if unknown:
+        scene.admin.execute("update jobs_lib.jobs set type = 'gone'")
+    else:
+        scene.admin.execute("insert into jobs_lib.pauses values ('type', 'work')")
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    seq = pod.claimer.seq
+    pod.rounds()
+    assert pod.claimer.seq == seq
+    assert pod.startable == []
+    if not unknown:
+        scene.admin.execute("delete from jobs_lib.pauses")
+        assert run(pod) == [suspect]
+
+
+def test_a_suspect_of_a_value_with_a_limit_waits_for_room_and_then_runs(scene):
+    suspect, *behind = (scene.enqueue() for _ in range(6))
+    crash(scene, 2, suspect)
+    by_value = Section(frozenset({"work"}), frozenset({"last"}), limit=Limit(1, "n"))
+    pod = scene.pod(section=by_value)
+    passed = pod.claimer.passed
+    room = {"": 0}  # by the value of jobs that lack the parameter
+    passed.room = lambda value: room[value]
+    passed.full = lambda: [value for value, left in room.items() if not left]
+    pod.take_over(ORIGIN)
+    pod.rounds()
+    seq = pod.claimer.seq
+    pod.rounds()
+    assert pod.claimer.seq == seq
+    assert pod.startable == []
+    # Jobs of the value are passed over all the time, and it is not one of them again.
+    room[""] = 1
+    passed.hungry.add("")
+    pod.rounds()
+    assert suspect in {job.id for job in pod.start_all()}
+    pod.rounds(6)
+    assert {job.id for job in pod.start_all()} <= {*behind}
+    assert pod.claimer.in_flight.jobs.keys() == {suspect, *behind}
 
 
 def test_a_suspect_of_an_origin_that_is_about_to_leave_is_not_begun(scene):

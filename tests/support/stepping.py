@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from jobs_lib.executor.round_trip import Answer, Statement
     from jobs_lib.executor.running.transaction import Borrow
+    from jobs_lib.executor.section import Section
     from jobs_lib.jobs.type import JobType
     from jobs_lib.postgres.database import Database
 
@@ -93,6 +94,7 @@ class Pod:
         *,
         limit: int = 8,
         lend: Borrow | None = None,
+        section: Section | None = None,
     ) -> None:
         """Make a pod that owns nothing yet.
 
@@ -103,6 +105,7 @@ class Pod:
             limit: how many jobs may be in flight.
             lend: lends connections for the jobs' own transactions; opens new ones by
                 default.
+            section: the types to claim; all by default.
         """
         self.id = uuid4()
         self.role = EXECUTE
@@ -117,7 +120,9 @@ class Pod:
         self.hands = Hands()
         self.lease = Lease()
         self.sees_others = True
-        self.claimer = Claimer(self.id, INSTALLATION, types, lease=lambda: self.lease)
+        self.claimer = Claimer(
+            self.id, INSTALLATION, types, lease=lambda: self.lease, section=section
+        )
         self.round_trip = HeldRoundTrip(connection, database.queries, prepare=True)
         connections = JobConnections(
             types, database.queries, self.id, lend or self._lend

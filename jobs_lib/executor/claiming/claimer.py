@@ -236,7 +236,7 @@ class Claimer:
             "seq": self._seq,
             "types": self.scope.types,
             **self.scope.parameters(),
-            **self.refills.parameters(self.wanted.asked),
+            **self.refills.parameters(self.wanted.asked, suspect),
             **self.gated.parameters(),
         }
         alone = len(deep) == 1 and not (behind or wanted)

@@ -50,16 +50,17 @@ class Refills:
         self._asked |= {job_id: value for value, _, job_id in taken}
         return {job_id: origin for _, origin, job_id in taken}
 
-    def parameters(self, ids: Iterable[int]) -> dict[str, Any]:
+    def parameters(self, ids: Iterable[int], suspect: int = 0) -> dict[str, Any]:
         """The parameters of the part ``unfull``: values with enough jobs waiting here.
 
         Args:
             ids: the ids that the claim asks for.
+            suspect: the one of them that had room before, and waited for its turn.
         """
         if not self.parameter:
             return {"field": None}
         full = {*self._passed.full(), *self._passed.values}
-        refilled = int_array(i for i in ids if i in self._asked)
+        refilled = int_array(i for i in ids if i in self._asked or i == suspect)
         return {
             "field": self.parameter,
             "full": text_array([*full]),
