@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from jobs_lib import Discard
+from jobs_lib.executor.claiming import late_commits as module
 from jobs_lib.executor.claiming.cursor import Cursor
 from jobs_lib.executor.claiming.group_starts import GroupStarts
 from jobs_lib.executor.claiming.in_flight import InFlight
@@ -16,6 +17,7 @@ from jobs_lib.executor.claiming.late_commits import LateCommits
 from jobs_lib.executor.claiming.trail import Trail
 from jobs_lib.jobs.job import RetryAfter
 from tests.races.conftest import ORIGIN, run
+from tests.support.clock import Clock
 
 # Jobs that are committed late
 
@@ -257,6 +259,29 @@ def test_slices_shrink_where_sweeps_take_long_and_grow_again():
     assert asked[:3] == [1000, 500, 250]
     assert min(asked) == 15
     assert asked[-1] == 1000
+
+
+def test_marks_do_not_pile_up_while_a_transaction_stays_open(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    late_commits, cursors = LateCommits(), {ORIGIN: Cursor(1)}
+    for n in range(10_000):
+        clock.now += 1.0
+        cursors[ORIGIN].at = n
+        late_commits.prepare(cursors, [], InFlight())
+        late_commits.note_horizon(5, 10 + n, [5], cursors)
+    assert len(late_commits._marks) <= 121
+    assert cursors[ORIGIN].no_commits_below == 0
+    clock.now += 1.0
+    late_commits.prepare(cursors, [], InFlight())
+    # The long one has ended, and one is open that began at once before the last mark.
+    late_commits.note_horizon(10_008, 10_010, [10_008], cursors)
+    assert 9_900 < cursors[ORIGIN].no_commits_below <= 9_998
+    for _ in range(2):
+        clock.now += 1.0
+        late_commits.prepare(cursors, [], InFlight())
+        late_commits.note_horizon(10_010, 10_010, [], cursors)
+    assert cursors[ORIGIN].no_commits_below == 9_999
 
 
 # The promotion of a retry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.executor.claiming.trail import Trail
@@ -33,6 +34,7 @@ _SHARED_PAUSE = 1.0
 """The same if other apps share the tables: where their job of a group has ended, the
 group goes on behind the cursor, and nobody tells of it."""
 _MARK_PAUSE = 0.5
+_MOST_MARKS = 120
 NEAR, FAR, RIPE = range(3)
 """The place where a sweep looks: see :class:`LateCommits`."""
 
@@ -252,3 +254,12 @@ class LateCommits:
                     cursor.close(mark)
         if not self._marks or now - self._marks[-1][0] > _MARK_PAUSE:
             self._marks.append((now, following, self._cursor_ids))
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Forget every second mark if a long transaction lets none go.
+
+        The first and the last one stay. Without a mark, ids count as closed later.
+        """
+        if len(self._marks) > _MOST_MARKS:
+            self._marks = deque(islice(self._marks, 0, None, 2))
