@@ -49,6 +49,12 @@ class UnavailableError(JobsError):
     lost_since: float | None = None
     """When a job's own transaction that lost its connection had begun; minus infinity
     if the server refused a statement of it."""
+    is_of_job: bool = False
+    """Whether a statement has failed by which the library runs a job: its handler is
+    not at fault, and no rule of its type counts."""
+    is_passing: bool = False
+    """Whether the library has found a server away that a handler needs: its job waits
+    without spending an attempt."""
 
 
 class AccessError(UnavailableError):

@@ -157,10 +157,12 @@ class Pools:
                 f"are {settings.transactions} transactions at once enough "
                 "(JOBS_LIB_TRANSACTIONS)?"
             )
-        return UnavailableError(
+        away = UnavailableError(
             f"no connection to the database at {masked_url(settings.database_url)} was "
             f"free within {_WAIT:g} s: {why}"
         )
+        away.is_passing = True
+        return away
 
     def _open(self) -> ConnectionPool[Connection]:
         settings = self._settings()

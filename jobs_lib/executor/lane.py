@@ -210,7 +210,8 @@ class Outcome:
     """False if the failure is that of earlier crashes, and not of a new attempt."""
     lost_since: float | None = None
     """The time at which the job's own transaction began, if it lost its connection.
-    Minus infinity if the server refused a statement of it."""
+    Minus infinity if the server refused a statement of it, or if another server that
+    the handler needs is away."""
     kind: str | None = None
     """The name of the error; None if it need not be reported."""
     by: int | None = None

@@ -72,10 +72,12 @@ def no_answer(
     url: str, error: BaseException | None, variable: str = DATABASE_VARIABLE
 ) -> UnavailableError:
     """An error that a person can act on, instead of the driver's."""
-    return UnavailableError(
+    away = UnavailableError(
         f"the database at {masked_url(url)} does not answer: {find_reason(error)}. "
         f"Is it running, and is {variable} right?"
     )
+    away.is_passing = True
+    return away
 
 
 class Database:

@@ -214,10 +214,12 @@ class Registry:
             raise self._unavailable(type(error).__name__) from error
 
     def _unavailable(self, reason: str) -> UnavailableError:
-        return UnavailableError(
+        away = UnavailableError(
             f"the schema registry at {self._address} does not answer ({reason}): is it "
             "running, and is JOBS_LIB_SCHEMA_REGISTRY_URL right?"
         )
+        away.is_passing = True
+        return away
 
 
 def _as_registered(schema: AvroSchema) -> Schema:

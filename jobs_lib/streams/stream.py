@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 from typing_extensions import TypeVar
 
-from jobs_lib.errors import ConfigurationError, PayloadError
+from jobs_lib.errors import (
+    AccessError,
+    ConfigurationError,
+    PayloadError,
+    UnavailableError,
+)
 from jobs_lib.kafka.checks import (
     COMPACTION_LAG,
     check_key,
@@ -22,7 +28,7 @@ from jobs_lib.streams.event import Event, Published
 from jobs_lib.streams.steps import run, run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from uuid import UUID
 
     import psycopg
@@ -38,6 +44,16 @@ if TYPE_CHECKING:
 V = TypeVar("V", default=Any)
 _UPKEEP_SECONDS = 7_200.0
 """The upkeep removes old requests once an hour or so."""
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    """Mark an error that passes once Kafka or the database is back."""
+    try:
+        yield
+    except UnavailableError as error:
+        error.is_passing = not isinstance(error, AccessError)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +195,9 @@ class Stream(Generic[V]):
         """
         check_cause(self.name, request, by)
         event = self._make_event(key, value)
-        return run(self._publishing().publish(self, event, value, request, by, check))
+        with _away():
+            steps = self._publishing().publish(self, event, value, request, by, check)
+            return run(steps)
 
     async def publish_async(
         self,
@@ -208,8 +226,9 @@ class Stream(Generic[V]):
         """
         check_cause(self.name, request, by)
         event = self._make_event(key, value)
-        steps = self._publishing().publish(self, event, value, request, by, check)
-        return await run_async(steps)
+        with _away():
+            steps = self._publishing().publish(self, event, value, request, by, check)
+            return await run_async(steps)
 
     def event(self, key: str, value: V | None) -> Event:
         """Make an event for a function of ``app.transactional`` to return.

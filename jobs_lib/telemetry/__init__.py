@@ -14,9 +14,10 @@
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
     job.ran            job, outcome, error, seconds  after the handler
-    job.failed         type, id, group, attempt,     a failed attempt is written;
-                       error, outcome, retry_in,     ``retry_in`` is seconds, ``trace``
-                       kind, trace                   where the error came from
+    job.failed         type, id, group, attempt,     a failed attempt is written, or one
+                       error, outcome, retry_in,     that found a server away;
+                       kind, trace                   ``retry_in`` is seconds, ``trace``
+                                                     where the error came from
     job.stuck          job, stack                    its time is over, and it goes on
     thread.ended       thread, error                 another one takes its place
     thread.silent      thread, seconds               it stands still: /livez says so

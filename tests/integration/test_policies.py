@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from contextlib import suppress
 
@@ -11,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs_lib import Cancel, Discard, Job, RetryAfter, Snooze, exponential
-from jobs_lib.errors import FencedError
+from jobs_lib.errors import (
+    AccessError,
+    FencedError,
+    UnavailableError,
+    UnknownPublishError,
+)
 from tests.support.apps import HOME, count, executing, heard, make_app
 
 DRAWN = 1_000
@@ -101,6 +107,64 @@ def test_gaps_follow_the_formula(app, admin, connect, wait_for):
             bound = [1e6, 2e6, 2.5e6][attempt - 1]
             assert distance_from_even(gaps(attempt), bound) < 0.09
             admin.execute("update jobs_lib.jobs set run_at = now()")
+
+
+@pytest.mark.guarantee("J8")
+def test_an_error_of_a_server_that_a_handler_raises_has_its_policy_and_rules(
+    app, admin, connect, wait_for
+):
+    @app.job(retry=exponential(first=0.01, cap=0.01, max_attempts=3))
+    def denied(job: Job) -> None:
+        raise AccessError("Kafka denies WRITE")
+
+    @app.job(rules={UnavailableError: Discard})
+    def ruled(job: Job) -> None:
+        raise UnavailableError("the partner is away")
+
+    with connect() as connection:
+        denied.enqueue(connection)
+        ruled.enqueue(connection)
+    with heard("job.failed") as failed, executing(app, HOME):
+        wait_for(lambda: count(admin, "discarded") == 2, what="both are discarded")
+        wait_for(lambda: len(failed) == 4, what="each attempt is told")
+    told = sorted((one["type"], one["attempt"], one["kind"]) for _, one in failed)
+    assert told == [
+        ("denied", 1, "AccessError"),
+        ("denied", 2, "AccessError"),
+        ("denied", 3, "AccessError"),
+        ("ruled", 1, "UnavailableError"),
+    ]
+
+
+@pytest.mark.guarantee("J8")
+@pytest.mark.parametrize("rule", [None, Exception, UnavailableError])
+def test_a_server_that_the_library_finds_away_costs_an_attempt_only_by_a_rule(
+    app, admin, connect, wait_for, monkeypatch, rule
+):
+    monkeypatch.setattr(random, "random", lambda: 0.01)
+
+    @app.job(retry=1, rules={rule: Discard} if rule else {})
+    def publish(job: Job) -> None:
+        away = UnknownPublishError("Kafka does not answer")
+        away.is_passing = True
+        raise away
+
+    with connect() as connection:
+        publish.enqueue(connection)
+    with heard("job.failed") as failed, executing(app, HOME):
+        wait_for(
+            lambda: len(failed) == 7 or count(admin, "discarded"),
+            what="it has waited, or was discarded",
+        )
+    if rule is UnavailableError:
+        assert [fields["outcome"] for _, fields in failed] == ["discarded"]
+        return
+    # It is told each time, and the pauses grow to five seconds.
+    assert [(one["attempt"], one["outcome"]) for _, one in failed[:7]] == [
+        (1, "snoozed")
+    ] * 7
+    pauses = [one["retry_in"] for _, one in failed[:7]]
+    assert pauses == [0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05]
 
 
 @pytest.mark.guarantee("J8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 import time
@@ -334,10 +335,16 @@ class Runner:
             # It is in turn once those ahead of it have ended: this costs no attempt.
             return Outcome(job, Result.SNOOZED, text)
         if isinstance(error, UnavailableError):
-            # Our own statement failed, not the handler: this costs no attempt.
-            delay = RECONNECT.delay(3)
-            since = error.lost_since
-            return Outcome(job, Result.SNOOZED, text, delay, lost_since=since)
+            delay, since = RECONNECT.delay(3), error.lost_since
+            if error.is_of_job or since is not None:
+                # Our own statement failed, not the handler: this costs no attempt.
+                return Outcome(job, Result.SNOOZED, text, delay, lost_since=since)
+            if error.is_passing and not _is_ruled(error, job_type):
+                # No more does this. The pauses grow, and only the job tells of it.
+                kind = name_class(error)
+                return Outcome(
+                    job, Result.SNOOZED, text, delay, lost_since=-math.inf, kind=kind
+                )
         if isinstance(error, StoredPayloadError):
             # The release is at fault, not the job: a later release can run it.
             longest = min(_MISFIT_PAUSE, job_type.retry.cap)
@@ -407,6 +414,14 @@ def _emit_end(job: ClaimedJob, outcome: Outcome) -> None:
     seconds = round(time.monotonic() - job.began, 6) if job.began else None
     result, error = outcome.result.value, outcome.error
     telemetry.emit("job.ran", job=job, outcome=result, error=error, seconds=seconds)
+
+
+def _is_ruled(error: UnavailableError, job_type: JobType[Any]) -> bool:
+    """Whether a rule of the type says what to do while a server is away."""
+    return any(
+        issubclass(kind, UnavailableError) and isinstance(error, kind)
+        for kind in job_type.rules
+    )
 
 
 def _add_cause(outcome: Outcome, error: BaseException) -> Outcome:

@@ -401,11 +401,16 @@ def own_statement(
         else:
             with answered_within(connection, answer_within):
                 yield
+    except UnavailableError as error:
+        error.is_of_job = True
+        raise
     except psycopg.Error as error:
         if not is_passing(error):
             raise
         refusal = f"the job's {what} could not be {done}: {spell(error)}"
-        raise UnavailableError(refusal) from error
+        ours = UnavailableError(refusal)
+        ours.is_of_job = True
+        raise ours from error
 
 
 @contextmanager

@@ -17,7 +17,8 @@ def report_failures(outcomes: Iterable[Outcome]) -> None:
     """Emit ``job.failed`` for failed attempts whose outcomes are written.
 
     A job whose payload does not fit its handler is reported, too, though it is only put
-    off. A failed statement of our own is not: the loops report outages.
+    off, and so is one whose handler has found a server away. A failed statement of our
+    own is not: the loops report outages.
     """
     for outcome in outcomes:
         if outcome.kind is None:

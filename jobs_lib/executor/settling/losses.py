@@ -9,7 +9,8 @@ if it always happens with the same job, the job is blamed.
 
 A server that has no room, or is read-only, refuses a handler's statement and cuts no
 connection. That never counts: the dispatcher's own writes are small and succeed even on
-a full disk, so they prove nothing. But the pauses grow.
+a full disk, so they prove nothing. But the pauses grow. So it is if Kafka is away, to
+which a handler publishes.
 """
 
 from __future__ import annotations
