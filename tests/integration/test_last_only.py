@@ -245,3 +245,21 @@ def test_the_last_run_sees_the_last_committed_state_under_every_interleaving(
             assert {version for version, _ in history.seen} <= set(history.committed)
             assert len(history.seen) <= len(history.committed), group
             assert history.most == 1, group
+
+
+def test_a_newer_job_of_another_value_replaces_the_older_ones(
+    app, admin, connect, wait_for
+):
+    ran: list[str] = []
+
+    @app.job(group="entity", last_only=True, limit=(1, "tenant"))
+    def publish(job: Job, entity: str, tenant: str) -> None:
+        ran.append(tenant)
+
+    # Both wait when the first claim comes.
+    with connect() as connection:
+        for tenant in ("a", "b"):
+            publish.enqueue(connection, entity="e", tenant=tenant)
+    with executing(app, HOME):
+        wait_for(lambda: is_empty(admin), what="nothing is left")
+    assert ran == ["b"]

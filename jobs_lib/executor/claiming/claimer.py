@@ -290,10 +290,11 @@ class Claimer:
         self.next_groups.note_lanes(found.lanes, self.cursors)
         cut = sum(lane.more for lane in found.lanes.values())
         self.windows.note_lanes(len(found.lanes), cut)
+        items, outcomes = self.early_ends.settle(found)
         if by_value:
+            # Only now: a job may replace older ones of other values.
             for lane in found.lanes.values():
                 keep_one_value(lane, self.in_flight)
-        items, outcomes = self.early_ends.settle(found)
         if found.ages:
             items = [item for item in items if find_head(item)]
         self.urgent, items = put_in_order(

@@ -104,6 +104,8 @@ class EarlyEnds:
 
 def keep_one_value(lane: Lane, in_flight: InFlight) -> None:
     """Leave in a lane only jobs with its first job's value: one start is counted."""
+    if not lane.jobs:
+        return
     head, *behind = lane.jobs
     lane.value = head.value or ""
     for place, job in enumerate(behind, 1):
