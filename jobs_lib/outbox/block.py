@@ -261,6 +261,11 @@ class Hold(NamedTuple):
     """The held row, if it has no key."""
     error: str
 
+    @property
+    def is_of_topic(self) -> bool:
+        """Whether it keeps back all rows of its topic."""
+        return self.key is None and self.row_id is None
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

@@ -430,8 +430,12 @@ class RelayThread:
             # Write the new kind of hold, too: once its topic's hold is lifted, the row
             # may have one of its own.
             (found,) = (refusal.hold for refusal in block.refusals)
-            again = hold._replace(error=found.error)
-            self._write_holds(connection, shard, epoch, [again, found], [])
+            holds = [found]
+            # The hold of a whole topic stays due if only the row is refused: the next
+            # row, which is the first without a hold of its own, may tell more.
+            if not hold.is_of_topic:
+                holds.append(hold._replace(error=found.error))
+            self._write_holds(connection, shard, epoch, holds, [])
             return False
         values = {"id": row_id, "dropped": bool(block.dropped)}
         values |= self._fence(shard, epoch)

@@ -242,6 +242,35 @@ def test_the_rows_of_a_missing_topic_wait_for_it(
         assert [int(v) for v in found[f"k{n}"]] == list(range(n, 100, 20))
 
 
+@pytest.mark.guarantee("FK10")
+def test_a_refused_row_at_the_head_of_a_topic_that_is_back_holds_its_key_alone(
+    app, database, admin, topic, connect, bootstrap_servers, kafka_admin, await_left
+):
+    missing = app.topic(f"{topic()}-missing", value=bytes)
+    with connect() as connection:
+        for key, value in (("a", LARGE), ("a", b"2"), ("b", LARGE), ("c", b"3")):
+            missing.send(connection, key=key, value=value)
+    with running(app, "relay"):
+        await_left(4)
+        # It was missing for hours.
+        admin.execute("update jobs_lib.holds set attempts = 20")
+        config = {
+            "max.message.bytes": str(LIMIT),
+            "compression.type": "uncompressed",
+        }
+        support.create_topic(kafka_admin, missing.name, 4, config)
+        try:
+            operating.retry_holds(database, topic=missing.name)
+            await_left(3)
+            found = values(bootstrap_servers, missing)
+        finally:
+            support.delete_topics(kafka_admin, [missing.name])
+    assert found == {"c": [b"3"]}
+    holds = operating.list_holds(database)
+    assert {hold.key: hold.rows for hold in holds} == {"a": 2, "b": 1}
+    assert all("SIZE_TOO_LARGE" in hold.error for hold in holds)
+
+
 def test_a_held_row_leaves_once_although_the_server_was_started_again(
     app, admin, topic, connect, bootstrap_servers, kafka_admin, await_left, monkeypatch
 ):
