@@ -199,6 +199,7 @@ class Ownership:
     def _reconcile(self, connection: psycopg.Connection[Any]) -> None:
         if self._process.has_left:
             return
+        self._source.look(connection)
         wanted = self._source.wanted
         if surplus := frozenset(self._owned) - wanted:
             self._release(connection, surplus)

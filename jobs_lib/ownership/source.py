@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from jobs_lib.errors import ConfigurationError, FencedError
@@ -12,6 +12,8 @@ from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    import psycopg
 
     from jobs_lib.errors import JobsError
 
@@ -67,6 +69,9 @@ class Source:
         """Note that these were taken over."""
         with self._lock:
             self._given -= frozenset(origins)
+
+    def look(self, connection: psycopg.Connection[Any]) -> None:
+        """Look into the database before a round of the ownership, which calls this."""
 
     def note_owned(self, owned: frozenset[str]) -> None:
         """Note what is owned after a round of the ownership, which calls this.
@@ -137,6 +142,11 @@ class CombinedSource(Source):
         taken = frozenset(origins)
         for source in self._sources:
             source.took(taken)
+
+    def look(self, connection: psycopg.Connection[Any]) -> None:
+        """Let all sources look."""
+        for source in self._sources:
+            source.look(connection)
 
     def note_owned(self, owned: frozenset[str]) -> None:
         """Tell it all sources."""

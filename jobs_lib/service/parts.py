@@ -30,7 +30,12 @@ from jobs_lib.ownership.member import MemberSource
 from jobs_lib.ownership.orphans import OrphanSource
 from jobs_lib.ownership.source import CombinedSource, WatchingSource
 from jobs_lib.ownership.static import StaticSource
-from jobs_lib.service.preparation import all_origins, find_placed, job_consumers
+from jobs_lib.service.preparation import (
+    ALL_ORIGINS,
+    all_origins,
+    find_placed,
+    job_consumers,
+)
 from jobs_lib.service.supervisor import read_share
 
 if TYPE_CHECKING:
@@ -266,6 +271,8 @@ class PartMaker:
         second value is the source that follows this process's members.
         """
         consumers = job_consumers(self.app)
+        if self.app.settings.origins == ALL_ORIGINS:
+            return StaticSource(chosen, partial(all_origins, self.database)), None
         if self.app.settings.origins:
             return StaticSource(chosen), None
         if not consumers:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from jobs_lib.postgres.database import Database
 
 PARTS = ("consumers", "executor", "relay")
+ALL_ORIGINS = "all"
+"""The setting ``origins`` of an executor that owns every origin."""
 _NEEDS = {
     "consumers": "consumer or read model (`@app.consumer`, `@app.read_model`)",
     "executor": "job type (`@app.job`)",
@@ -313,7 +315,7 @@ def choose_origins(database: Database, setting: str) -> frozenset[str]:
         return frozenset()
     with database.connect("start", answer_within=database.timeout) as connection:
         every = frozenset(all_origins(database, connection))
-    if setting == "all":
+    if setting == ALL_ORIGINS:
         return every
     chosen = frozenset(name.strip() for name in setting.split(","))
     if unknown := sorted(chosen - every):

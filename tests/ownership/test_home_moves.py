@@ -10,7 +10,7 @@ import pytest
 
 from jobs_lib.errors import TopicError
 from jobs_lib.operating import retry
-from jobs_lib.operating.home_topic import declare_topic
+from jobs_lib.operating.home_topic import declare_topic, repartition
 from jobs_lib.partitioner import choose_origin
 from tests.operating.helpers import add_discarded
 from tests.support.apps import count, make_app, running
@@ -186,6 +186,31 @@ def test_jobs_that_stay_in_the_old_home_run_after_the_move(
     assert {one.split("/")[0] for one in origins(admin)} == {"local"}
     with running(app, "executor"):
         wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
+
+
+@pytest.mark.guarantee("S9", "S21")
+@pytest.mark.parametrize("change", ["home", "repartition"])
+def test_an_executor_of_all_origins_gets_the_new_ones_without_a_restart(
+    database_url, admin, connect, wait_for, change
+):
+    app = make_app(database_url, origins="all")
+
+    @app.job(name="work", group="group")
+    def work(job: Job, group: str) -> None: ...
+
+    def enqueue() -> None:
+        with connect() as connection:
+            work.enqueue_many(connection, [{"group": f"g{n}"} for n in range(40)])
+
+    with running(app, "executor"):
+        enqueue()
+        wait_for(lambda: count(admin, "jobs") == 0, what="all of the old home ran")
+        if change == "home":
+            declare_topic(app, "orders", home=True, move=True, partitions=PARTITIONS)
+        else:
+            repartition(app, 24)
+        enqueue()
+        wait_for(lambda: count(admin, "jobs") == 0, what="all of the new home ran")
 
 
 @pytest.mark.guarantee("S9")
