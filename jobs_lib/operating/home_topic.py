@@ -118,7 +118,8 @@ def repartition(app: App, partitions: int, *, wait: float = 30.0) -> int:
 
     Groups whose origin changes move with their jobs, in one transaction and under the
     same ids: each group stays serial and in order. Enqueuing jobs with groups waits
-    meanwhile. Running jobs are fenced, and run again.
+    meanwhile. Running jobs are fenced, and run again. The present number changes
+    nothing.
 
     Args:
         app: gives the database and Kafka.
@@ -177,6 +178,8 @@ def _move(
     _lock_home(connection, queries, wait)
     # Read under the lock: another process's move may just have ended.
     topic, before = _read_home(connection, queries)
+    if before == after:
+        return 0
     moved = _move_groups(connection, queries, (topic, before), (topic, after))
     connection.execute(queries["set_partitions"], {"topic": topic, "after": after})
     return moved

@@ -282,3 +282,18 @@ def test_groups_stay_serial_and_in_order_while_they_move(app, admin, connect, wa
             'select n from effects where "group" = %s order by place', (group,)
         )
         assert [row[0] for row in rows] == list(range(count))
+
+
+def test_the_present_number_fences_no_job(app, admin):
+    repartition(app, AFTER)
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, owner, epoch)"
+        " values ('execute', 'local/1', gen_random_uuid(), 7)"
+        " on conflict (role, origin) do update set epoch = 7"
+    )
+    assert repartition(app, AFTER) == 0
+    (epoch,) = admin.execute(
+        "select epoch from jobs_lib.origins where (role, origin) = "
+        "('execute', 'local/1')"
+    ).fetchone()
+    assert epoch == 7
