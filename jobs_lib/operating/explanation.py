@@ -276,7 +276,7 @@ class _Explainer:
                 row = self._one(
                     "explain_limit_of",
                     type=type_name,
-                    parameter=parameter,
+                    field=parameter,
                     origin=facts.origin,
                     id=facts.id,
                 )

@@ -88,4 +88,11 @@ case when cardinality(%(full)s::text[]) = 0 then true else
 end
 
 -- part: value_of_field
-coalesce(j.payload ->> %(field)s::text, '')
+-- A digest stands for a value that is too long for the index of `slots`. No subquery saves
+-- the second look at the field, since one for each row would cost more.
+case when octet_length(j.payload ->> %(field)s::text) > 1000
+    then 'sha256:' || encode(
+        sha256(convert_to(j.payload ->> %(field)s::text, 'UTF8')), 'hex'
+    )
+    else coalesce(j.payload ->> %(field)s::text, '')
+end

@@ -79,7 +79,7 @@ where s.type = %(type)s
 -- List the pods with running jobs that have the same value of the limit's parameter.
 select array_agg(coalesce(p.pod, s.owner::text) order by p.pod) from {schema}.jobs j
 join {schema}.slots s on s.type = %(type)s
-    and s.value = coalesce(j.payload ->> %(parameter)s::text, '')
+    and s.value = {value_of_field}
 left join {schema}.processes p on p.id = s.owner
 where j.origin = %(origin)s and j.id = %(id)s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from itertools import pairwise
 import pytest
 
 from jobs_lib import ConfigurationError, Job, Rate
+from jobs_lib.operating.explanation import explain
 from tests.operating.helpers import add_owner
 from tests.support.apps import HOME, count, executing, make_app
 
@@ -89,6 +91,38 @@ def test_no_more_jobs_of_a_value_run_at_once_than_its_limit(
         wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
     assert runs.ended == 160
     assert dict(runs.most) == {f"t{n}": 2 for n in range(4)}
+
+
+@pytest.mark.guarantee("J31")
+def test_a_value_that_no_index_could_hold_has_its_limit(
+    app, database, admin, connect, wait_for, runs, gate
+):
+    long = secrets.token_urlsafe(4_000)
+
+    @app.job(limit=(1, "url"))
+    def call(job: Job, url: str, more: str = "") -> None:
+        with runs.run(url):
+            if url == long:
+                gate.wait(60)
+
+    short = [{"url": f"https://{n}.example"} for n in range(10)]
+    with connect() as connection:
+        # The same value in a payload that is stored elsewhere, and in one that is not.
+        call.enqueue_many(
+            connection, [{"url": long}, {"url": long, "more": "x" * 10**6}, *short]
+        )
+    rows = admin.execute("select id from jobs_lib.jobs order by id limit 2").fetchall()
+    with two(app):
+        wait_for(lambda: runs.ended == 10, what="jobs of all other values have ended")
+        wait_for(lambda: runs.now[long] == 1, what="one of the long value runs")
+        wait_for(
+            lambda: any("limited" in explain(database, one).codes for (one,) in rows),
+            what="the other one says what it waits for",
+        )
+        gate.set()
+        wait_for(lambda: count(admin, "jobs") == 0, what="nothing is left")
+    assert runs.most[long] == 1
+    assert runs.ended == 12
 
 
 def test_jobs_of_other_types_and_values_pass_those_that_wait_for_a_limit(
