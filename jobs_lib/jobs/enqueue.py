@@ -34,7 +34,7 @@ _INSERTED_AT_ONCE = 1_000
 _LONGEST_RUN = 500
 _KNOWN = 60.0
 """Seconds for which the topics are cached after they were read."""
-_ORIGIN = re.compile(r"([a-zA-Z0-9._-]+)/[0-9]{1,9}")
+_ORIGIN = re.compile(r"([a-zA-Z0-9._-]+)/(?:0|[1-9][0-9]{0,8})")
 _cached_origin = lru_cache(maxsize=65_536)(choose_origin)
 
 
@@ -293,7 +293,7 @@ class Enqueuer:
         if not found or found[1] not in home.declared:
             raise TopicError(
                 f"no topic is declared for the origin {origin!r}: give "
-                "topic/partition with one of the topics "
+                "topic/partition, such as orders/7, with one of the topics "
                 + ", ".join(sorted(home.declared))
             )
         return origin

@@ -28,7 +28,8 @@ class OrphanSource(DatabaseSource):
 
     These are origins of topics that no live executor follows, of partitions that Kafka
     does not have, and of topics that are gone. Kafka must say so twice in a row. While
-    it does not answer, its last answer counts.
+    it does not answer, its last answer counts. A name such as ``orders/007`` is that of
+    no partition, too.
     """
 
     def __init__(
@@ -84,5 +85,8 @@ class OrphanSource(DatabaseSource):
     def _is_orphan(self, origin: str) -> bool:
         topic, _, number = origin.rpartition("/")
         if topic not in self._consumed:
+            return True
+        # SQL takes such a name, too, and Kafka gives it to nobody.
+        if number != str(int(number)):
             return True
         return topic in self._agreed and int(number) >= self._agreed[topic]

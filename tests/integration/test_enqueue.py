@@ -59,6 +59,15 @@ def test_the_origin_is_the_groups_else_the_handled_records(connect, notify):
             notify.options(origin="elsewhere/1").enqueue(connection, order=6)
 
 
+@pytest.mark.parametrize("number", ["007", "00", "-1", "7 ", "1234567890", "٣"])
+def test_an_origin_that_no_partition_is_called_is_refused(connect, notify, number):
+    with connect() as connection:
+        with pytest.raises(TopicError, match="for the origin") as told:
+            notify.options(origin=f"local/{number}").enqueue(connection, order=1)
+        assert f"'local/{number}'" in str(told.value)
+        notify.options(origin="local/0").enqueue(connection, order=1)
+
+
 @pytest.mark.guarantee("S9", "I9", "J2")
 @pytest.mark.parametrize("by_sql", [False, True], ids=["python", "sql"])
 def test_ids_of_a_group_are_drawn_in_the_order_of_commit(

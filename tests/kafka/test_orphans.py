@@ -181,3 +181,13 @@ def test_origins_of_known_topics_become_no_orphans_while_kafka_does_not_answer(
     enqueue(admin, "orders/0", "other/0")
     with database.connect("test") as connection:
         assert source._find(connection) == ["other/0"]
+
+
+def test_an_origin_that_no_partition_is_called_is_an_orphan(database_url, admin):
+    app = make_app(database_url, kafka_bootstrap_servers="127.0.0.1:1")
+    database = app.database()
+    process = Process(database, "pod-a", ["execute"], 1.0)
+    source = orphans.OrphanSource(database, process, app.settings, {"orders"})
+    enqueue(admin, "orders/7", "orders/007")
+    with database.connect("test") as connection:
+        assert source._find(connection) == ["orders/007"]
