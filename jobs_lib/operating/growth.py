@@ -7,6 +7,11 @@ are added, and the publishers go on with the new number.
 
 The row is a lease. If this process dies, publishers go on when it is over, with the
 partitions that Kafka has then. If any were added, all earlier events were handled.
+
+The row has the number of partitions until a command has ended well. As long as it does,
+a publisher may have asked a broker that does not show them all, and keeps to what it
+was told. So the next command does everything again: each publisher sees a stop and asks
+anew, and what it has sent to old partitions meanwhile is handled before.
 """
 
 from __future__ import annotations
@@ -89,8 +94,7 @@ def grow(
             added.
         tell: is called with what is waited for, each time that it changes.
 
-    Returns how many seconds they were stopped; 0 if all brokers show so many partitions
-    already.
+    Returns how many seconds they were stopped; 0 if it has grown so far already.
 
     Raises:
         AccessError: Kafka does not let this client in, or denies it a right.
@@ -109,11 +113,12 @@ def grow(
             f"the stream {topic!r} has {found} partitions, and Kafka takes none away: "
             f"give more than {found}"
         )
-    if found == partitions:
-        return _finish(app, stream, partitions, tell)
+    if found == partitions and _is_done(app, stream, partitions):
+        return 0.0
     waited_for = _find_groups(app, stream, groups)
     _name_others(app, stream, tell)
     with _stopped(app, stream, partitions) as stop:
+        stop.has_asked = found == partitions
         _await_groups(app, stream, stop, waited_for, seconds, tell)
         stop.renew()
         stop.has_asked = True
@@ -157,19 +162,15 @@ def explain_growth(app: App, topic: str, partitions: int) -> list[str]:
     return lines
 
 
-def _finish(
-    app: App,
-    stream: Stream[Any],
-    partitions: int,
-    tell: Callable[[str], object],
-) -> float:
-    """Wait for the brokers, if the command that added the partitions has not."""
-    if _are_shown(count_on_brokers(app.settings, stream.name), partitions):
-        return 0.0
-    with _stopped(app, stream, partitions) as stop:
-        stop.has_asked = True
-        _await_brokers(app, stream, stop, partitions, tell)
-        return stop.age
+def _is_done(app: App, stream: Stream[Any], partitions: int) -> bool:
+    """Whether the last command ended well, and each broker shows the partitions."""
+    database = Database.of(app.settings)
+    values = {"topic": stream.name}
+    with database.connect("grow") as connection, bounded(connection, database):
+        found = connection.execute(database.queries["find_growth"], values)
+        if found.rowcount:
+            return False
+    return _are_shown(count_on_brokers(app.settings, stream.name), partitions)
 
 
 @contextmanager
@@ -218,12 +219,14 @@ class _Stop:
     def held(self) -> Iterator[_Stop]:
         """Stop them until the end of the block."""
         self._take()
+        has_ended = False
         try:
             yield self
+            has_ended = True
         finally:
             # If that fails, they go on when the lease is over.
             with suppress(psycopg.Error, JobsError):
-                self._execute("open_stream")
+                self._execute("open_stream", has_ended=has_ended)
 
     def renew(self) -> float:
         """Go on; returns how long an event may be on its way.
@@ -238,16 +241,17 @@ class _Stop:
         if row is None or time.monotonic() > asked_at + LEASE / 2:
             raise OperatingError(
                 f"this command stood still for too long, or a clock was set, so those "
-                f"who publish to {self._topic!r} go on. {self._tell_rest()}"
+                f"who publish to {self._topic!r} go on. {self.tell_rest()}"
             )
         return float(row[0])
 
-    def _tell_rest(self) -> str:
+    def tell_rest(self) -> str:
+        """Tell what became of the partitions."""
         if not self.has_asked:
             return "No partition was added: try again"
         return (
             f"Kafka was asked for {self._partitions} partitions before, and not all "
-            "brokers may show them yet: call it again, and it waits for them"
+            "brokers may show them yet: call it again, or keys may lose their order"
         )
 
     def _take(self) -> None:
@@ -277,7 +281,7 @@ class _Stop:
             raise UnavailableError(
                 f"the database does not answer: {str(error).strip()}. Those who "
                 f"publish to {self._topic!r} go on within {LEASE:g} s. "
-                f"{self._tell_rest()}"
+                f"{self.tell_rest()}"
             ) from None
 
 
@@ -313,8 +317,8 @@ def _await_groups(
         if stop.age > seconds:
             raise OperatingError(
                 f"after {seconds:g} s {stream.name!r} still waits for {text}: those "
-                "who publish go on, and no partition was added. Repair or wait for "
-                "these groups, or give more time"
+                "who publish go on. Repair or wait for these groups, or give more "
+                f"time. {stop.tell_rest()}"
             )
         time.sleep(_PAUSE)
         stop.renew()
@@ -357,7 +361,8 @@ def _await_brokers(
                 f"not all brokers show {partitions} partitions of {stream.name!r} "
                 f"within {_SHOWN_SECONDS:g} s, and nobody knows whether they come: "
                 + ", ".join(f"{one} shows {count}" for one, count in counts.items())
-                + ". Those who publish go on. Look at the brokers, and try again"
+                + ". Those who publish go on. Look at the brokers, and call it again, "
+                "or keys may lose their order"
             )
         time.sleep(_PAUSE)
 

@@ -43,10 +43,14 @@ where s.topic = %(topic)s and s.grower = %(grower)s and {stopped}
 returning s.send_seconds
 
 -- name: open_stream
+-- Who has not ended leaves the number of partitions: not all who publish may know them.
 update {schema}.streams set
-    grower = null, partitions = null, stopped_at = null, renewed_at = null,
-    stopped_until = null
+    grower = null, stopped_at = null, renewed_at = null, stopped_until = null,
+    partitions = case when not %(has_ended)s then partitions end
 where topic = %(topic)s and grower = %(grower)s
+
+-- name: find_growth
+select from {schema}.streams where topic = %(topic)s and partitions is not null
 
 -- name: list_stopped
 select s.topic, s.partitions, s.stopped_at,

@@ -41,7 +41,8 @@ QUERIES: list[tuple[str, dict[str, Any]]] = [
     ("note_streams", {**THREE, "seconds": 9.0}),
     ("list_stopped", THREE),
     ("renew_stop", {"topic": TOPIC, "grower": GROWER, "lease": 10.0}),
-    ("open_stream", {"topic": TOPIC, "grower": GROWER}),
+    ("open_stream", {"topic": TOPIC, "grower": GROWER, "has_ended": True}),
+    ("find_growth", {"topic": TOPIC}),
     (
         "stop_stream",
         {"topic": TOPIC, "grower": GROWER, "partitions": 3, "seconds": 5.0, "lease": 9},

@@ -20,6 +20,7 @@ from jobs_lib.operating.growth import LEASE, explain_growth, grow, list_stopped
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.streams import log
 from jobs_lib.streams import once as once_module
+from jobs_lib.streams.publisher import EventProducer
 from tests.support.apps import heard, make_app, running
 from tests.support.groups import Group
 from tests.support.processes.publishers import GROWTH_STEPS
@@ -360,15 +361,11 @@ def test_a_command_that_was_killed_stops_nobody_for_good(
         wait_for(lambda: not list_stopped(app), timeout=LEASE + 10, what="it is over")
         answer = stream.publish(MOVES, 1)
         assert answer.partition == choose_partition(MOVES, count)
-        if not is_there:
-            grow(app, name, AFTER)
-            answer = stream.publish(MOVES, 2)
-            assert answer.partition == choose_partition(MOVES, AFTER)
-        wait_for(
-            lambda: len(read_seen()) == (2 if is_there else 3),
-            timeout=60,
-            what="all are handled",
-        )
+        # Some who publish may not know of the partitions that are there.
+        assert grow(app, name, AFTER) > 3 + 2 + 2
+        answer = stream.publish(MOVES, 2)
+        assert answer.partition == choose_partition(MOVES, AFTER)
+        wait_for(lambda: len(read_seen()) == 3, timeout=60, what="all are handled")
     assert [n for _, n, _ in read_seen()] == sorted(n for _, n, _ in read_seen())
 
 
@@ -527,6 +524,36 @@ def test_a_second_command_waits_for_the_brokers_while_publishers_are_stopped(
     assert told == ["waiting for the brokers to show the partitions"]
     assert stopped == [False, True, True]
     assert grow_at_once() == 0.0
+
+
+@pytest.mark.guarantee("T20")
+def test_a_growth_that_has_failed_at_the_brokers_is_done_again_as_a_whole(
+    make, make_reader, name, monkeypatch
+):
+    reader, app = make_reader(), make(**QUICK)
+    stream = app.stream(name)
+    with running(reader, "consumers"):
+        assert stream.publish(MOVES, 0).partition < BEFORE
+        with monkeypatch.context() as lagging:
+            # A broker is behind, and the client of the publisher asks this one.
+            counts = {"localhost:9092": BEFORE}
+            lagging.setattr(growth, "count_on_brokers", lambda *_: counts)
+            lagging.setattr(growth, "_SHOWN_SECONDS", 0.0)
+            lagging.setattr(EventProducer, "learn", learn_nothing)
+            with pytest.raises(UnavailableError, match="not all brokers show"):
+                grow(reader, name, AFTER)
+            assert stream.publish(MOVES, 1).partition < BEFORE
+        # Now all show them, and the publisher's client does not know it yet.
+        assert grow(reader, name, AFTER) > 3 + 2 + 2
+        target = choose_partition(MOVES, AFTER)
+        assert stream.publish(MOVES, 2).partition == target
+        assert stream.publish(MOVES, 3, request="r1").partition == target
+        assert grow(reader, name, AFTER) == 0.0
+
+
+def learn_nothing(producer: EventProducer, topic: str, period: int) -> None:
+    """Get an answer of a broker that does not show new partitions yet."""
+    producer.known[topic] = period
 
 
 @pytest.mark.guarantee("T20")
