@@ -55,7 +55,11 @@ _LOOK_SECONDS = 5.0
 
 
 def read_ends(
-    settings: Settings, partitions: Iterable[str], timeout: float = 5.0
+    settings: Settings,
+    partitions: Iterable[str],
+    timeout: float = 5.0,
+    *,
+    committed: bool = False,
 ) -> dict[str, int]:
     """Read the offsets that the next records of partitions will have.
 
@@ -63,12 +67,14 @@ def read_ends(
         settings: where Kafka is.
         partitions: such as ``orders/7``; those that do not exist are left out.
         timeout: seconds.
+        committed: whether an open transaction ends one before its first record.
 
     Raises:
         UnavailableError: no broker answers in time.
     """
     asked = [TopicPartition(*split_origin(one)) for one in partitions]
-    found = _list_offsets(settings, asked, _SPECS.latest(), timeout)
+    latest = _SPECS.latest()
+    found = _list_offsets(settings, asked, latest, timeout, committed=committed)
     return {f"{one.topic}/{one.partition}": offset for one, offset in found.items()}
 
 
@@ -256,14 +262,23 @@ def find_left(
         for number, span in left.items()
         if stored is None or (number in stored and told.get(number, 0) >= span.end)
     }
-    empty = doubted.keys() - _find_records(settings, group, topic, doubted)
+    empty = doubted.keys() - find_records(settings, group, topic, doubted)
     return {number: span for number, span in left.items() if number not in empty}
 
 
-def _find_records(
+def find_records(
     settings: Settings, group: str, topic: str, spans: Mapping[int, Span]
 ) -> set[int]:
-    """Find the partitions that have a record in their parts, or may have one."""
+    """Find the partitions that have a record in their parts, or may have one.
+
+    Consumers of committed records count; ``group`` names the client, and is not joined.
+
+    Raises:
+        AccessError: the brokers do not let this client in, or deny it the right to
+            read the topic.
+        TopicError: the topic does not exist, or is not visible.
+        UnavailableError: no broker answers.
+    """
     if not spans:
         return set()
     parts = {(topic, number): span for number, span in spans.items()}

@@ -23,6 +23,7 @@ from jobs_lib.kafka.client import (
     read_topic_ids,
 )
 from jobs_lib.kafka.headers import list_headers
+from jobs_lib.kafka.places import find_records, read_ends
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.kafka.refusal import explain, missing_topics, no_answer
 from jobs_lib.partitioner import choose_partition
@@ -53,6 +54,8 @@ _CLOCKS_SECONDS = 60.0
 _PART = 0.5
 """Of the time of a part of a search: how long it reads. The rest may pass while it
 waits for what an open transaction hides."""
+_MOST_LOOKED_AT = 10_000
+"""Offsets. A look at more of them for a record would take a publish too long."""
 _LEAST_SECONDS = 1.0
 """A part has so long even where publishes have less: its client connects first."""
 
@@ -142,6 +145,26 @@ class Log:
             topic,
             lambda client: client.get_watermark_offsets(place, timeout=self._seconds),
         )
+
+    def may_go_on(self, topic: str, partition: int, span: Span) -> bool:
+        """Whether consumers may get a record of a part of a partition.
+
+        They get none where it has only markers of transactions, or events of those that
+        were aborted. It takes a client of its own to know that.
+
+        Raises:
+            AccessError: the brokers do not let it in, or deny the right to read.
+            TopicError: the topic does not exist, or is not visible.
+            UnavailableError: no broker answers.
+        """
+        if span.end - (span.start or 0) > _MOST_LOOKED_AT:
+            return True
+        # What a transaction hides that is open would be waited for.
+        one = f"{topic}/{partition}"
+        ends = read_ends(self._settings, [one], self._seconds, committed=True)
+        if ends.get(one, 0) < span.end:
+            return True
+        return bool(find_records(self._settings, _GROUP, topic, {partition: span}))
 
     def read_id(self, topic: str) -> UUID | None:
         """Ask for the id of a topic: one that was made anew has another id.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from jobs_lib import (
     RefusedError,
     derive_key,
 )
+from jobs_lib.kafka.places import find_committed_ends
 from tests.support.apps import running
 from tests.support.canary import VALUE
 from tests.support.transactions import open_transaction
@@ -250,6 +252,35 @@ def test_a_change_back_is_sent_while_an_open_transaction_hides_the_change(
     hiding.abort_transaction(60)
     log = [one.json["country"] for one in read_log(tenants.name, "t1")]
     assert log == ["DE", "FR", "DE"]
+
+
+@pytest.mark.guarantee("T8")
+@pytest.mark.parametrize("ends", ["committed", "aborted"])
+def test_a_repeated_put_sends_nothing_behind_a_transaction_that_has_ended(
+    declare, await_table, own_broker, wait_for, ends
+):
+    app, tenants = declare(current=read_tenant)
+    sent = json.dumps({"email": ADA.email, "country": ADA.country}).encode()
+    with running(app, "consumers"):
+        partition = tenants.publish("t1", ADA).partition
+        ending = open_transaction(own_broker.bootstrap_servers, tenants.name, 0)
+        for _ in range(3):
+            ending.produce(tenants.name, sent, key="t1", partition=partition)
+        if ends == "committed":
+            ending.commit_transaction(60)
+        else:
+            ending.flush(60)
+            ending.abort_transaction(60)
+        wait_for(
+            # The first event, those of the transaction, and its marker.
+            lambda: find_committed_ends(app.settings, tenants.name)[partition] == 5,
+            timeout=30,
+            what="the transaction has ended",
+        )
+        await_table()
+        for request in (None, "r1"):
+            assert not tenants.publish("t1", ADA, request=request).changed
+        assert tenants.publish("t1", Tenant(ADA.email, "FR")).changed
 
 
 @pytest.mark.guarantee("T8")
