@@ -88,8 +88,19 @@ def _show_changes(changes: list[Change], as_json: bool) -> None:
     show_default=True,
     help="Seconds that publishers are stopped at most.",
 )
+@click.option(
+    "--publish-timeout",
+    type=FiniteRange(0, min_open=True),
+    help="The longest JOBS_LIB_PUBLISH_TIMEOUT of the processes that publish to it, if "
+    "those with a longer one have ended.",
+)
 def topics_grow(
-    app: str, topic: str, partitions: int, groups: tuple[str, ...], seconds: float
+    app: str,
+    topic: str,
+    partitions: int,
+    groups: tuple[str, ...],
+    seconds: float,
+    publish_timeout: float | None,
 ) -> None:
     """Add partitions to the stream TOPIC; each key keeps its order.
 
@@ -105,6 +116,7 @@ def topics_grow(
         partitions,
         groups=groups,
         seconds=seconds,
+        publish_timeout=publish_timeout,
         tell=lambda text: click.echo(text, err=True),
     )
     click.echo(

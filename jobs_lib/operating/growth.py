@@ -32,6 +32,7 @@ from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.operating.rewinds import read_places
 from jobs_lib.operating.session import bounded
 from jobs_lib.postgres.database import Database
+from jobs_lib.streams.once import SECONDS_BESIDE
 from jobs_lib.streams.permits import GOOD_SECONDS
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def grow(
     *,
     groups: Collection[str] = (),
     seconds: float = SECONDS,
+    publish_timeout: float | None = None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> float:
     """Add partitions to a stream, while all who publish to it wait.
@@ -92,6 +94,9 @@ def grow(
             this app are known.
         seconds: how long publishers are stopped at most, before the partitions are
             added.
+        publish_timeout: the longest ``JOBS_LIB_PUBLISH_TIMEOUT`` of the processes that
+            publish to it. By default also those that ended long ago count. It is wrong
+            if one with a longer time has published last within that time.
         tell: is called with what is waited for, each time that it changes.
 
     Returns how many seconds they were stopped; 0 if it has grown so far already.
@@ -119,6 +124,8 @@ def grow(
     _name_others(app, stream, tell)
     with _stopped(app, stream, partitions) as stop:
         stop.has_asked = found == partitions
+        if publish_timeout is not None:
+            stop.forget_longer(publish_timeout + SECONDS_BESIDE)
         _await_groups(app, stream, stop, waited_for, seconds, tell)
         stop.renew()
         stop.has_asked = True
@@ -245,6 +252,16 @@ class _Stop:
             )
         return float(row[0])
 
+    def forget_longer(self, seconds: float) -> None:
+        """Forget those whose events may be on their way for longer.
+
+        A process that goes on notes its time again before its next event.
+
+        Raises:
+            UnavailableError: the database does not answer.
+        """
+        self._execute("lower_send_seconds", seconds=seconds)
+
     def tell_rest(self) -> str:
         """Tell what became of the partitions."""
         if not self.has_asked:
@@ -299,8 +316,10 @@ def _await_groups(
     if seconds <= settled:
         raise OperatingError(
             f"an event may be on its way for {settled:g} s after publishers are "
-            f"stopped (JOBS_LIB_PUBLISH_TIMEOUT, and some more), and they shall be "
-            f"stopped for {seconds:g} s at most: give more than that"
+            f"stopped (the longest JOBS_LIB_PUBLISH_TIMEOUT that a process has ever "
+            f"had, and some more), and they shall be stopped for {seconds:g} s at "
+            "most: give more than that. If no process has so long a time any more, "
+            "say which is the longest now, by --publish-timeout"
         )
     told, told_at = "", float("-inf")
     while True:
@@ -321,7 +340,7 @@ def _await_groups(
                 f"time. {stop.tell_rest()}"
             )
         time.sleep(_PAUSE)
-        stop.renew()
+        settled = GOOD_SECONDS + stop.renew()
 
 
 def _list_behind(

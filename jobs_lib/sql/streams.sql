@@ -42,6 +42,11 @@ update {schema}.streams s set
 where s.topic = %(topic)s and s.grower = %(grower)s and {stopped}
 returning s.send_seconds
 
+-- name: lower_send_seconds
+-- It would never get shorter by itself: nobody knows which processes have ended.
+update {schema}.streams set send_seconds = least(send_seconds, %(seconds)s::float8)
+where topic = %(topic)s and grower = %(grower)s
+
 -- name: open_stream
 -- Who has not ended leaves the number of partitions: not all who publish may know them.
 update {schema}.streams set

@@ -17,7 +17,8 @@ UPGRADE = """
 create table streams (
     topic text collate "C" primary key,
     -- How long an event may take from the reading of this row until it is in Kafka: the
-    -- longest time of all processes that publish to it. It never gets shorter.
+    -- longest time of all processes that publish to it. Only a command that adds
+    -- partitions makes it shorter.
     send_seconds float8 not null,
     -- A command that adds partitions; null if none does. Nobody publishes between
     -- `renewed_at` and `stopped_until`, which the command moves on as long as it lives.

@@ -43,6 +43,7 @@ QUERIES: list[tuple[str, dict[str, Any]]] = [
     ("renew_stop", {"topic": TOPIC, "grower": GROWER, "lease": 10.0}),
     ("open_stream", {"topic": TOPIC, "grower": GROWER, "has_ended": True}),
     ("find_growth", {"topic": TOPIC}),
+    ("lower_send_seconds", {"topic": TOPIC, "grower": GROWER, "seconds": 3.0}),
     (
         "stop_stream",
         {"topic": TOPIC, "grower": GROWER, "partitions": 3, "seconds": 5.0, "lease": 9},

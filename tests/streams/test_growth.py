@@ -474,6 +474,43 @@ def test_what_cannot_grow_is_refused(make, make_reader, name):
         grow(other, name, 6)
 
 
+@pytest.mark.guarantee("T20")
+def test_a_long_limit_of_a_process_that_is_gone_is_forgotten_if_it_is_said(
+    make, make_reader, name, admin
+):
+    def read_seconds() -> float:
+        return admin.execute("select send_seconds from jobs_lib.streams").fetchone()[0]
+
+    reader, slow = make_reader(), make(publish_timeout=600)
+    stream = slow.stream(name)
+    stream.publish(MOVES, 0)
+    slow.close()
+    with running(reader, "consumers"):
+        with pytest.raises(OperatingError, match=r"for 604 s .*--publish-timeout"):
+            grow(reader, name, AFTER)
+        assert 1 + 2 + 2 < grow(reader, name, AFTER, publish_timeout=1) < 60
+        assert read_seconds() == 1 + 2
+        # It comes again, and says so before it publishes.
+        assert stream.publish(MOVES, 1).partition >= BEFORE
+        assert read_seconds() == 600 + 2
+
+
+@pytest.mark.guarantee("T20")
+def test_a_longer_limit_of_a_process_that_goes_on_is_waited_for(
+    make, make_reader, name, admin
+):
+    reader = make_reader()
+
+    def note(_: str) -> None:
+        # So does a process whose events flow.
+        admin.execute("update jobs_lib.streams set send_seconds = 602")
+
+    told = "still waits for events on their way, for 604 s"
+    with pytest.raises(OperatingError, match=told):
+        grow(reader, name, AFTER, seconds=6, publish_timeout=1, tell=note)
+    assert count_partitions(reader.settings, name) == BEFORE
+
+
 @pytest.fixture
 def grow_at_once(make_reader, name, monkeypatch) -> Callable[..., float]:
     """A function that grows the stream, of which no event can be on its way."""
@@ -599,17 +636,18 @@ def test_publishers_stay_stopped_while_each_broker_may_be_slow(
 
 
 @pytest.mark.guarantee("T20")
-def test_the_commands_grow_a_stream_and_show_it(
-    make_reader, name, monkeypatch, database_url, own_broker
-):
+def test_the_commands_grow_a_stream_and_show_it(make_reader, name, monkeypatch, admin):
     app = make_reader()
     app.streams[name].publish(MOVES, 0)
+    # Of a process that is gone.
+    admin.execute("update jobs_lib.streams set send_seconds = 602")
     module = types.ModuleType("service_of_test")
     module.app = app  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "service_of_test", module)
     with running(app, "consumers"):
+        given = f"{name} --partitions 4 --publish-timeout 3".split()
         done = CliRunner().invoke(
-            cli, ["topics", "grow", "service_of_test:app", name, "--partitions", "4"]
+            cli, ["topics", "grow", "service_of_test:app", *given]
         )
     assert done.exit_code == 0, done.output
     assert f"{name} has 4 partitions; publishers were stopped for" in done.stdout
