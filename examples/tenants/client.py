@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +17,7 @@ from uuid import uuid4
 import httpx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
 EVENT, READ = "Tenant-Event", "Tenants-Read"
 _AWAY = 503
@@ -26,13 +27,15 @@ _PAUSE = 0.2
 Content = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Change:
     """A change that the table may not have yet."""
 
     partition: int
     offset: int
     content: Content | None
+    last: int | None = None
+    """The last read that had begun when an answer had it; None if no answer had it."""
 
 
 class TenantsClient:
@@ -59,6 +62,9 @@ class TenantsClient:
         self._patience = patience
         self._lock = Lock()
         self._changes: dict[str, _Change] = {}
+        self._begun = 0
+        """How many reads have begun: their numbers."""
+        self._under_way: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -103,17 +109,19 @@ class TenantsClient:
 
     def find(self, id_: str) -> Content | None:
         """Find a tenant; None if there is none."""
-        answer = self._send("GET", f"/tenants/{id_}", allowed={404})
-        rows = [] if answer.status_code == 404 else [answer.json()]
-        merged = self._merge(answer, rows, lambda one: one["id"] == id_)
+        with self._reading():
+            answer = self._send("GET", f"/tenants/{id_}", allowed={404})
+            rows = [] if answer.status_code == 404 else [answer.json()]
+            merged = self._merge(answer, rows, lambda one: one["id"] == id_)
         return merged[0] if merged else None
 
     def search(self, country: str) -> list[Content]:
         """List the tenants of a country, by their email."""
-        answer = self._send("GET", "/tenants", params={"country": country})
-        merged = self._merge(
-            answer, answer.json(), lambda one: one["country"] == country
-        )
+        with self._reading():
+            answer = self._send("GET", "/tenants", params={"country": country})
+            merged = self._merge(
+                answer, answer.json(), lambda one: one["country"] == country
+            )
         return sorted(merged, key=lambda one: str(one["email"]))
 
     def _send(
@@ -154,6 +162,28 @@ class TenantsClient:
             if known is None or known.offset < offset or known.partition != partition:
                 self._changes[id_] = change
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """At the end, forget the changes that no read under way can lack.
+
+        A slow answer may be older than one that came before it.
+        """
+        with self._lock:
+            self._begun += 1
+            number = self._begun
+            self._under_way.add(number)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.remove(number)
+                oldest = min(self._under_way, default=self._begun + 1)
+                self._changes = {
+                    id_: change
+                    for id_, change in self._changes.items()
+                    if change.last is None or change.last >= oldest
+                }
+
     def _merge(
         self,
         answer: httpx.Response,
@@ -163,12 +193,11 @@ class TenantsClient:
         """Put the changes that the table did not have in the place of its rows."""
         read = _read_places(answer.headers.get(READ, ""))
         with self._lock:
-            self._changes = {
-                id_: change
-                for id_, change in self._changes.items()
-                if change.offset >= read.get(change.partition, 0)
-            }
             changes = dict(self._changes)
+            for id_, change in self._changes.items():
+                if change.offset < read.get(change.partition, 0):
+                    del changes[id_]
+                    change.last = change.last or self._begun
         kept = [row for row in rows if row["id"] not in changes]
         contents = (change.content for change in changes.values())
         return kept + [one for one in contents if one is not None and belongs(one)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
-from examples.tenants.client import TenantsClient
+from examples.tenants.client import EVENT, READ, TenantsClient
 from tests.support.tenants import Stage, make_form, without_account
 
 
@@ -64,3 +67,30 @@ def test_a_client_raises_what_the_api_refuses(client):
     with pytest.raises(httpx.HTTPStatusError, match="422"):
         client.create(make_form("nobody", country="XX"))
     assert client.search("XX") == []
+
+
+@pytest.mark.guarantee("W74")
+def test_a_slow_answer_shows_a_change_that_a_later_one_has_had_before():
+    ada = {"id": "t1", **make_form("ada")}
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            return httpx.Response(201, json=ada, headers={EVENT: "0/5"})
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(60)
+            return httpx.Response(200, json=[], headers={READ: "0/5"})
+        return httpx.Response(200, json=[ada], headers={READ: "0/6"})
+
+    transport = httpx.MockTransport(answer)
+    with TenantsClient("http://api", transport=transport) as client:
+        client.create(make_form("ada"))
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(client.search, "DE")
+            assert begun.wait(60)
+            assert client.search("DE") == [ada]
+            go_on.set()
+            assert slow.result(60) == [ada]
+        # It keeps no change for good.
+        assert client._changes == {}
