@@ -314,6 +314,29 @@ def test_a_read_model_is_equal_after_its_topic_was_made_anew_grown_and_cut(
         await_equal("behind what was cut")
 
 
+STILL = 0.3
+"""Seconds without a record, where one or two come in each tenth of a second: something
+stood still. Of a grant that is as old nothing leaves."""
+SETTLED = 1.0
+"""Seconds after which what has piled up meanwhile has left. No more is kept."""
+
+
+def measure_calm(times: list[float]) -> tuple[int, float]:
+    """Count the records, and the seconds, of the time in which nothing stood still.
+
+    The limiter never catches up, so that no window has more than the rate. What is
+    missed while the machine stands still is missed for good, and is no fault of it.
+    """
+    count, seconds, begins = 0, 0.0, times[0]
+    for before, at in itertools.pairwise(times):
+        if at - before > STILL:
+            begins = at + SETTLED
+        elif before >= begins:
+            count += 1
+            seconds += at - before
+    return count, seconds
+
+
 @pytest.mark.guarantee("W28", "I35")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
@@ -347,9 +370,11 @@ def test_the_rate_holds_in_every_window_at_the_topic(
 
     assert most(60) <= rate
     assert most(1) <= max(rate / 60 * 2, 100)
-    taken = (times[-1] - times[0]) / 60
-    assert taken >= minutes - 0.1
-    assert len(times) / taken >= 0.97 * rate
+    assert (times[-1] - times[0]) / 60 >= minutes - 0.1
+    came, seconds = measure_calm(times)
+    # Records that always come in longer steps would not be measured at all.
+    assert seconds >= (times[-1] - times[0]) / 4
+    assert came >= 0.97 * rate * seconds / 60
 
 
 @pytest.mark.slow
