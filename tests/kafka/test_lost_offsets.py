@@ -17,6 +17,7 @@ from jobs_lib.kafka.member import GroupMember
 from jobs_lib.kafka.poller import Poller
 from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, make_app, running
+from tests.support.fake_records import fake_record
 from tests.support.groups import Group
 from tests.support.records import (
     key_of,
@@ -663,7 +664,7 @@ def test_the_range_of_a_partition_is_asked_for_again_until_it_is_known(
     # The broker of the partition: it has no answer at first.
     broker = Mock()
     broker.get_watermark_offsets.side_effect = KafkaException(KafkaError(code))
-    message = Mock(topic=lambda: "t", partition=lambda: 3, offset=lambda: 2)
+    message = fake_record(2, topic="t", partition=3)
     member._note_error(message, KafkaError(KafkaError._AUTO_OFFSET_RESET))
     with heard("loop.failed") as failed:
         for _ in range(seconds * 10):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,6 +12,7 @@ from jobs_lib.consuming.progress import Progress, get_offset
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.kafka.member import GroupMember
 from tests.support.apps import make_app
+from tests.support.fake_records import fake_record
 
 OURS = ("topic", 0)
 
@@ -39,16 +39,7 @@ class Scene:
 
     def receive(self, *offsets: int) -> None:
         """Let records arrive."""
-        arrived: list[Any] = [
-            Mock(
-                topic=Mock(return_value="topic"),
-                partition=Mock(return_value=0),
-                offset=Mock(return_value=at),
-                __len__=Mock(return_value=1),
-            )
-            for at in offsets
-        ]
-        self.consumer.received(arrived)
+        self.consumer.received([fake_record(at) for at in offsets])
 
     @property
     def waiting(self) -> list[int]:

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from jobs_lib.consuming.progress import FIRST_WHOLE_SIZE, Progress
 from tests.support.apps import make_app
-
-
-class FakeMessage:
-    """Kafka's message, as far as a queue looks at it."""
-
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-
-    def offset(self) -> int:
-        return self._offset
-
-    def __len__(self) -> int:
-        return 10
+from tests.support.fake_records import fake_record
 
 
 @pytest.fixture
@@ -28,8 +14,7 @@ def progress() -> Progress:
     """A partition with many waiting records, whose blocks cannot end by time."""
     progress = Progress(("t", 0), epoch=1, stored=0, most=5_000, size=FIRST_WHOLE_SIZE)
     progress.share.is_busy = False
-    waiting: Any = [FakeMessage(n) for n in range(20_000)]
-    progress.push(waiting)
+    progress.push([fake_record(n, size=10) for n in range(20_000)])
     return progress
 
 

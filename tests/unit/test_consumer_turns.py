@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,16 +10,16 @@ from jobs_lib.consuming.progress import Progress
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.consuming.share import Share
 from jobs_lib.kafka import fullness
+from tests.support.fake_records import fake_record
 
 
 @pytest.fixture
 def queues() -> Queues:
     """Two partitions, each with a record."""
     queues = Queues(None, 1_000_000)  # type: ignore[arg-type]
-    waiting: Any = SimpleNamespace(offset=lambda: 1)
     for number in (0, 1):
         progress = Progress(("topic", number), 1, 0, reading=True)
-        progress.waiting.append(waiting)
+        progress.waiting.append(fake_record(1))
         queues.partitions["topic", number] = progress
     return queues
 
@@ -152,22 +150,11 @@ def test_a_single_record_says_nothing_of_many(backlog):
 
 
 def test_records_that_come_twice_are_queued_once(queues):
-    def make(*offsets: int) -> list[Any]:
-        return [
-            MagicMock(
-                topic=MagicMock(return_value="topic"),
-                partition=MagicMock(return_value=0),
-                offset=MagicMock(return_value=offset),
-                __len__=MagicMock(return_value=1),
-            )
-            for offset in offsets
-        ]
-
     progress = queues.partitions["topic", 0]
     progress.waiting.clear()
     progress.stored = 3
     for offsets in ((2, 3, 4), (3, 4, 5), (6,)):
-        queues.add(make(*offsets))
+        queues.add([fake_record(at) for at in offsets])
     assert [one.offset() for one in progress.waiting] == [3, 4, 5, 6]
 
 
@@ -178,7 +165,7 @@ def test_only_what_the_log_may_have_yet_is_let_go(monkeypatch, is_there):
     for number in (0, 1):
         queues.partitions["topic", number] = Progress(("topic", number), 1, 0)
     full, other = queues.partitions.values()
-    full.push([Mock(__len__=Mock(return_value=1_000)) for _ in range(9)])
+    full.push([fake_record(at, size=1_000) for at in range(9)])
     full.range = None if is_there else (20, 30)
     assert queues.has_room()
     assert len(full.waiting) == (2 if is_there else 9)

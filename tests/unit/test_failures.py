@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -13,6 +13,7 @@ from jobs_lib import backoff
 from jobs_lib.consuming.failures import Alarms, Failures
 from jobs_lib.consuming.progress import Progress
 from tests.support.apps import heard
+from tests.support.fake_records import fake_record
 
 
 @pytest.fixture
@@ -114,8 +115,7 @@ def test_a_record_that_fails_is_tried_and_told_less_and_less_often(
 ):
     monkeypatch.setattr(f"{backoff.__name__}.random.random", lambda: 1.0)
     failures = Failures("g", {"orders": Mock(on_error="stop")}, offsets, Mock())
-    message: Any = MagicMock()
-    message.offset.return_value = 10
+    message = fake_record(10, topic="orders")
     progress.push([message])
     waits = []
     with heard("record.failed") as failed:

@@ -31,6 +31,7 @@ from jobs_lib.kafka.positions import KnownOffsets
 from jobs_lib.service.metrics import describe_consumers
 from jobs_lib.settings import load_settings
 from tests.support.apps import heard
+from tests.support.fake_records import fake_record
 
 B, C = Dependency("t", "b"), Dependency("t", "c")
 OF_COMMON = Dependency("t0", "d")
@@ -43,34 +44,10 @@ def know(*offsets: int | None) -> KnownOffsets:
     return KnownOffsets(len(offsets), found, time.monotonic())
 
 
-class FakeMessage:
-    """A record of the topic t, as Kafka's client gives it."""
-
-    def __init__(self, offset: int, partition: int, made_of: str | None) -> None:
-        self._place = (partition, offset)
-        self._headers = [("ce_derivedfrom", (made_of or "").encode())]
-        if made_of is None:
-            self._headers = []
-
-    def topic(self) -> str:
-        return "t"
-
-    def partition(self) -> int:
-        return self._place[0]
-
-    def offset(self) -> int:
-        return self._place[1]
-
-    def headers(self) -> list[tuple[str, bytes]]:
-        return self._headers
-
-    def __len__(self) -> int:
-        return 1
-
-
 def make_message(offset: int, partition: int = 0, made_of: str | None = None) -> Any:
     """Make a record of the topic t."""
-    return FakeMessage(offset, partition, made_of)
+    headers = [] if made_of is None else [("ce_derivedfrom", made_of.encode())]
+    return fake_record(offset, topic="t", partition=partition, headers=headers)
 
 
 @pytest.mark.guarantee("K6")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -25,38 +24,18 @@ from jobs_lib.coordination.record import Record as CoordinatedRecord
 from jobs_lib.streams.log import read_request
 from jobs_lib.testing import make_record as make_by_hand
 from tests.support.canary import VALUE
+from tests.support.fake_records import FakeRecord
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 
-class FakeMessage:
-    """Kafka's message, which counts what it is asked for."""
+class FakeMessage(FakeRecord):
+    """The record of `orders/3` at offset 41."""
 
     def __init__(self, key: bytes | None = b"k", **headers: bytes | None) -> None:
-        self.asked: Counter[str] = Counter()
-        self._key = key
-        self._headers = list(headers.items())
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 3
-
-    def offset(self) -> int:
-        return 41
-
-    def key(self) -> bytes | None:
-        return self._key
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        self.asked["headers"] += 1
-        return self._headers or None
-
-    def timestamp(self) -> tuple[int, int]:
-        self.asked["timestamp"] += 1
-        return 1, 1_000
+        given = headers.items()
+        super().__init__(41, topic="orders", partition=3, key=key, headers=given)
 
     def repeat(self, name: str, value: bytes) -> None:
         self._headers.append((name, value))

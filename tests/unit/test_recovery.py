@@ -15,6 +15,7 @@ from jobs_lib.consuming.looks import Looks
 from jobs_lib.consuming.progress import Progress
 from jobs_lib.consuming.recovery import Recovery
 from tests.support.apps import heard
+from tests.support.fake_records import fake_record
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def recovery() -> Recovery:
 def progress() -> Progress:
     """A partition with a record in memory, whose next ones are gone."""
     progress = Progress(("orders", 0), epoch=1, stored=10)
-    progress.waiting.append(Mock())
+    progress.waiting.append(fake_record(10))
     progress.range = (25, 30)
     return progress
 
@@ -177,9 +178,7 @@ def queue(progress: Progress, *offsets: int) -> None:
     """Let records with these offsets wait."""
     progress.range = None
     progress.waiting.clear()
-    for at in offsets:
-        waiting: Any = Mock(offset=Mock(return_value=at), __len__=Mock(return_value=1))
-        progress.waiting.append(waiting)
+    progress.waiting.extend(fake_record(at) for at in offsets)
 
 
 def test_who_sets_the_offset_of_a_failing_record_need_not_wait_for_its_next_try(
