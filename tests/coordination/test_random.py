@@ -153,15 +153,14 @@ def test_a_member_that_judges_by_its_own_clock_is_found(
         "group": GROUP,
         "topics": [data],
         "interval": INTERVAL,
-        "judges_by_its_own_clock": True,
     }
 
-    def start(name: str, shift: int) -> Worker:
+    def start(name: str, shift: int, **more: bool) -> Worker:
         set_faketime(tmp_path / name, shift)
         return run_process(
             "-m",
             "tests.support.coordinated",
-            json.dumps(given | {"client_id": name}),
+            json.dumps(given | {"client_id": name} | more),
             env=faketime_by(tmp_path / name),
         )
 
@@ -173,7 +172,7 @@ def test_a_member_that_judges_by_its_own_clock_is_found(
         right = start("right", 0)
         right.wait_for_line("handled", timeout=WAIT)
         # To this one, the other has been silent for an hour.
-        wrong = start("wrong", 3_600)
+        wrong = start("wrong", 3_600, judges_by_its_own_clock=True)
         faults = wait_for(
             find_faults,
             timeout=WAIT,

@@ -8,8 +8,8 @@ heartbeat with a position it writes `told PARTITION POSITION CLAIM` when it is s
 `at={"claimed": 2}` with `by="kill"`, `"stop"` or `"end"` sends itself that signal when
 it comes to the step for the second time, after the line `at STEP`. `clock` is a file
 that says by how many seconds the time of day is wrong for the process; it may change.
-With `judges_by_its_own_clock` the process is wrong: it judges holders by its time of
-day.
+With `judges_by_its_own_clock` the process is wrong: it judges the others by its time of
+day, and thinks that nobody else is there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jobs_lib.coordination.claims import Phase
 from jobs_lib.coordination.consumer import Consumer
 from jobs_lib.coordination.messages import Heartbeat
 from jobs_lib.coordination.patience import read_clock
+from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import World
 from jobs_lib.settings import Settings
 from tests.support.signals import strike
@@ -153,7 +154,11 @@ def turn_clock(file: Path) -> None:
 
 
 def judge_by_own_clock() -> None:
-    """Let this process judge holders by its own time of day: that is wrong."""
+    """Let this process judge the others by its own time of day: that is wrong.
+
+    It finds nobody there who was heard lately, and wants all partitions. If it wanted
+    its share alone, the others might release that before it has claimed anything.
+    """
     real = World.judge
 
     def judge(world: World, sender: Sender, shared: Shared) -> Outcome:
@@ -163,7 +168,12 @@ def judge_by_own_clock() -> None:
         finally:
             world.now_ms = right
 
-    setattr(World, "judge", judge)  # noqa: B010 - a method is no name to assign to
+    def list_members(attendance: Attendance) -> list[str]:
+        return []
+
+    # A method is no name to assign to.
+    setattr(World, "judge", judge)  # noqa: B010
+    setattr(Attendance, "list_members", list_members)  # noqa: B010
 
 
 def main() -> None:
