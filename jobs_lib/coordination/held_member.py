@@ -145,6 +145,7 @@ class HeldMember(GroupMember):
                 topics=self.topics,
                 listener=self,
                 interval=settings.coordination_interval,
+                awaits_topics=True,
             )
             if not self._begin_to_hold(holder):
                 return

@@ -47,7 +47,7 @@ from jobs_lib.coordination.shares import (
     find_surplus,
     order_parts,
 )
-from jobs_lib.coordination.topics import Topics, find_partitions
+from jobs_lib.coordination.topics import Topics
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import UnavailableError
 from jobs_lib.loop import Loop
@@ -87,6 +87,7 @@ class Member(Holdings):
         interval: float = 10.0,
         topics_every: float = _TOPICS_EVERY,
         parts: Callable[[], Iterable[Partition]] | None = None,
+        awaits_topics: bool = False,
     ) -> None:
         """Check what is given; no connection is made yet.
 
@@ -102,6 +103,8 @@ class Member(Holdings):
             topics_every: seconds between two looks whether topics have more partitions.
             parts: returns what is shared instead of topics, as names with numbers. They
                 need not be in Kafka, and may come and go.
+            awaits_topics: whether it starts without topics that do not exist yet, and
+                claims their partitions once they do.
 
         Raises:
             ConfigurationError: a value cannot be used.
@@ -133,8 +136,15 @@ class Member(Holdings):
         self._news = threading.Event()
         self._notices = Notices(group)
         self._ticking = Loop(f"member {group}", self._tick_on)
-        find = parts or partial(find_partitions, settings, topics)
-        self._topics = Topics(group, find, topics_every, self._news.set)
+        self._topics = Topics(
+            settings,
+            group,
+            topics,
+            topics_every,
+            self._news.set,
+            parts,
+            awaits_topics=awaits_topics,
+        )
         self.pulses = [self._ticking.pulse, self.log.pulse]
         self.log.listen(self)
 
@@ -157,7 +167,7 @@ class Member(Holdings):
             AccessError: Kafka does not let this client in, or denies a right.
             ConfigurationError: the topic cannot be the log.
             FencedError: another process has this client's name.
-            TopicError: a topic does not exist.
+            TopicError: a topic does not exist, and it awaits none.
             UnavailableError: no broker answers, or nothing is read back in time.
         """
         self._topics.start()
@@ -306,7 +316,7 @@ class Member(Holdings):
         if not self._resuming:
             return
         former = find_former(self.log.get_worlds(), self.sender)
-        there = set(self._topics.parts)
+        there = set(self._topics.last.parts)
         for shared in list(self._resuming):
             if shared not in former:
                 self._resuming.discard(shared)
@@ -322,12 +332,19 @@ class Member(Holdings):
         if not self._is_seen:
             return
         members = self._attendance.list_members()
-        share = find_share(self.sender.client_id, members, len(self._topics.parts))
+        parts, missing_topics = self._topics.last
+        share = find_share(self.sender.client_id, members, len(parts))
         ordered = [
             Shared(self.sender.group_id, *part)
-            for part in order_parts(self.sender.client_id, members, self._topics.parts)
+            for part in order_parts(self.sender.client_id, members, parts)
         ]
-        staying = [one for one, kept in self._kept.items() if not kept.is_leaving]
+        # What is held of a missing topic is no part of a share: others that have never
+        # seen the topic would leave too much to this member.
+        staying = [
+            one
+            for one, kept in self._kept.items()
+            if not kept.is_leaving and one.topic not in missing_topics
+        ]
         surplus = find_surplus(staying, ordered, share)
         self._leave(surplus)
         resuming = len(self._resuming - self._kept.keys())

@@ -2,61 +2,78 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+from jobs_lib import telemetry
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from jobs_lib.kafka.poller import Partition
     from jobs_lib.settings import Settings
 
 
+class Look(NamedTuple):
+    """What a look has found."""
+
+    parts: Sequence[Partition]
+    """All partitions, sorted."""
+    missing: frozenset[str]
+    """Topics of which Kafka showed none: what is held of them is kept meanwhile."""
+
+
 def find_partitions(settings: Settings, topics: Collection[str]) -> list[Partition]:
-    """Find all partitions of topics.
+    """Find all partitions of topics; those that are missing have none.
 
     Raises:
         AccessError: Kafka does not let this client in.
-        TopicError: a topic does not exist.
         UnavailableError: no broker answers.
     """
-    names = sorted(set(topics))
-    counts = list_partitions(settings, names)
-    if missing := [one for one in names if not counts[one]]:
-        raise missing_topics(settings, missing)
-    return [(one, part) for one in names for part in range(counts[one])]
+    counts = list_partitions(settings, set(topics))
+    return [(one, part) for one in counts for part in range(counts[one])]
 
 
 class Topics:
     """Looks now and then which partitions a group shares.
 
     Args:
+        settings: where Kafka is.
         group: names the thread.
-        find: finds them.
+        names: of the topics; none, if ``find`` is given.
         every: seconds between two looks.
         looked: called after each look.
+        find: finds what is shared instead of topics.
+        awaits_topics: whether a topic may be missing at the first look.
     """
 
     def __init__(
         self,
+        settings: Settings,
         group: str,
-        find: Callable[[], Iterable[Partition]],
+        names: Collection[str],
         every: float,
         looked: Callable[[], object],
+        find: Callable[[], Iterable[Partition]] | None = None,
+        *,
+        awaits_topics: bool = False,
     ) -> None:
-        self.parts: list[Partition] = []
-        """All partitions, sorted."""
-        self._find = find
+        self.last = Look([], frozenset())
+        """What the last look has found."""
+        self._settings = settings
+        self._names = frozenset(() if find else names)
         self._every = every
         self._looked = looked
+        self._find = find or partial(find_partitions, settings, names)
+        self._awaits_topics = awaits_topics
         self._loop = Loop(f"topics {group}", self._look_on)
 
     def start(self) -> None:
         """Look once, and go on in a thread. What the look raises is raised."""
-        self._look()
+        self._look(may_miss=self._awaits_topics)
         self._loop.start()
 
     def stop(self, timeout: float) -> None:
@@ -68,6 +85,14 @@ class Topics:
             self._look()
             yield
 
-    def _look(self) -> None:
-        self.parts = sorted(set(self._find()))
+    def _look(self, *, may_miss: bool = True) -> None:
+        parts = sorted(set(self._find()))
+        missing = self._names - {topic for topic, _ in parts}
+        if missing:
+            error = missing_topics(self._settings, sorted(missing))
+            if not may_miss:
+                raise error
+            # The others go on, and what is added to them is found.
+            telemetry.emit("loop.failed", loop=self._loop.name, error=error)
+        self.last = Look(parts, missing)
         self._looked()

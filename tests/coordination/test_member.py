@@ -21,6 +21,7 @@ from jobs_lib.coordination.messages import (
     Shared,
 )
 from jobs_lib.coordination.place import Place
+from jobs_lib.coordination.topics import Look
 from jobs_lib.coordination.world import Entry, Holding, Outcome
 from jobs_lib.errors import ConfigurationError, FencedError, TopicError
 from tests.support.topics import grow_topic
@@ -258,7 +259,8 @@ def test_a_restart_compares_each_partition_a_few_times(settings, monkeypatch):
     log._places, log.partitions = [place], 1
     # What the former process holds is fresh: nothing can be claimed yet.
     monkeypatch.setattr(log, "probe", lambda *_: None)
-    member._topics.parts = [(Counted("orders"), one) for one in range(count)]
+    parts = [(Counted("orders"), one) for one in range(count)]
+    member._topics.last = Look(parts, frozenset())
     member._resuming = set(place.world.entries)
     monkeypatch.setattr(Counted, "compared", 0)
     with log.lock:

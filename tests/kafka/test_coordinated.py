@@ -16,6 +16,7 @@ from jobs_lib.consuming import commits
 from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.outside import OutsideCommitter
+from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Ownership, Process
 from jobs_lib.ownership.coordinated import CoordinationSource, name_group
 from jobs_lib.service.service import Service
@@ -23,6 +24,7 @@ from tests.support.apps import make_app, running
 from tests.support.pods import await_shares, read_shares
 from tests.support.proxy import Proxy
 from tests.support.records import produce, read_committed
+from tests.support.topics import create_topic, delete_topics
 from tests.support.waiting import linger
 
 if TYPE_CHECKING:
@@ -260,6 +262,36 @@ def test_a_consumer_over_the_log_takes_nothing_from_a_group_of_kafka(
             linger(LINGER)
             assert read_shares(admin, role) == {"before": 4}
         await_owner("after")
+
+
+@pytest.mark.guarantee("M24")
+@pytest.mark.expects("loop.failed")
+def test_a_group_goes_on_without_a_topic_that_is_made_later(
+    make_pod, log, bootstrap_servers, topic, kafka_admin, wait_for
+):
+    name = topic(1)
+    late = f"{name}-late"
+    app = make_pod("pod", over(log, bootstrap_servers, **PATIENT, **CALM))
+    handled: list[str] = []
+
+    @app.consumer(name, group=f"{name}-g")
+    def handle(record, connection) -> None:
+        handled.append(record.topic)
+
+    @app.consumer(late, group=f"{name}-g")
+    def handle_late(record, connection) -> None:
+        handled.append(record.topic)
+
+    declare_topic(app, late, partitions=1)
+    produce(bootstrap_servers, name, [("k", 1)])
+    with running(app, "consumers"):
+        wait_for(lambda: handled == [name], timeout=60, what="it is handled")
+        try:
+            create_topic(kafka_admin, late, 1)
+            produce(bootstrap_servers, late, [("k", 1)])
+            wait_for(lambda: handled == [name, late], timeout=60, what="both are")
+        finally:
+            delete_topics(kafka_admin, [late])
 
 
 @pytest.mark.guarantee("M24")
