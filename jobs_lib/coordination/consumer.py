@@ -12,16 +12,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
+from confluent_kafka import KafkaException
+
 from jobs_lib import telemetry
-from jobs_lib.backoff import Retry
+from jobs_lib.backoff import RECONNECT, Retry
 from jobs_lib.coordination.intake import Intake, report_lost
 from jobs_lib.coordination.member import BEATS, Member
 from jobs_lib.coordination.part import Part
 from jobs_lib.coordination.patience import PIECE
 from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.errors import ConfigurationError, JobsError
-from jobs_lib.kafka.places import find_committed_ends
+from jobs_lib.errors import ConfigurationError, JobsError, UnavailableError
+from jobs_lib.kafka.places import read_ends
 from jobs_lib.masking import describe
 from jobs_lib.returned import refuse_lazy
 from jobs_lib.signals import handle_signals
@@ -43,6 +45,8 @@ _UNSURE_SECONDS = 0.02
 _TURN_SECONDS = 0.01
 """A turn begins no batch after these: other partitions wait, and records arrive."""
 _AWAITED = "To await something, call `asyncio.run` in it"
+_END_SECONDS = 2.0
+"""For the end of a partition: all others wait meanwhile."""
 _ANSWER_SECONDS = 10.0
 """After these, and two intervals, nobody knows about a claim that was not read back."""
 
@@ -275,15 +279,12 @@ class Consumer:
             )
             report_lost(self.group, part, told, None, None)
             return
-        if part.position is None and self._start == "latest":
-            part.retry_at = time.monotonic() + 1
-            # What is in an open transaction comes later, too.
-            ends = find_committed_ends(self._settings, part.shared.topic)
-            part.position = ends[part.shared.partition]
-            part.retry_at = 0.0
-            # The next holder begins there, too, and not at a later end. And at most
-            # once, the log must know it before the first batch is claimed.
-            self.member.set_position(part.shared, part.position, at_once=True)
+        if (
+            part.position is None
+            and self._start == "latest"
+            and not self._begin_at_end(part)
+        ):
+            return
         if is_lost:
             telemetry.emit(
                 "offset.moved",
@@ -293,6 +294,33 @@ class Consumer:
                 next_offset=part.position,
             )
         self._intake.begin(part)
+
+    def _begin_at_end(self, part: Part) -> bool:
+        """Let a partition begin at its end; return False if Kafka does not tell it.
+
+        It then waits, and all others go on: it may have no leader, or be no more.
+        """
+        try:
+            # What is in an open transaction comes later, too.
+            ends = read_ends(
+                self._settings, [part.origin], _END_SECONDS, committed=True
+            )
+            if part.origin not in ends:
+                raise UnavailableError(
+                    f"Kafka gives no end of {part.origin}, at which the group "
+                    f"{self.group!r} begins: does the partition exist, and has it a "
+                    "leader? It is asked for again"
+                )
+        except (JobsError, KafkaException) as error:
+            part.failures += 1
+            part.retry_at = time.monotonic() + RECONNECT.delay(part.failures)
+            telemetry.emit("loop.failed", loop=f"begin {self.group}", error=error)
+            return False
+        part.position, part.failures = ends[part.origin], 0
+        # The next holder begins there, too, and not at a later end. And at most once,
+        # the log must know it before the first batch is claimed.
+        self.member.set_position(part.shared, part.position, at_once=True)
+        return True
 
     def _may_be_lost(self, part: Part) -> bool:
         """Whether the log may have had a position that nobody knows any more."""

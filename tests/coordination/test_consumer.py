@@ -26,6 +26,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.world import Entry, Outcome
 from jobs_lib.coordination.writer import Sent
 from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.kafka import places
 from tests.support.topics import create_topic, delete_topics
 from tests.support.waiting import linger
 
@@ -711,6 +712,44 @@ def test_partitions_have_their_turns_and_records_arrive_between(
     consumer._work()
     assert consumer._work() == math.inf
     assert sorted(batches) == [(0, 2)] * 5 + [(1, 2)] * 5
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("fault", [UnavailableError("it has no leader"), None])
+def test_a_partition_without_an_end_holds_no_other_one_up(
+    stand_alone, monkeypatch, fault
+):
+    ends = {1: 5}
+
+    def find(settings, asked, spec, timeout=5.0, *, committed) -> dict[Any, int]:
+        assert committed
+        if fault is not None and any(one.partition not in ends for one in asked):
+            raise fault
+        return {one: ends[one.partition] for one in asked if one.partition in ends}
+
+    monkeypatch.setattr(places, "_list_offsets", find)
+    monkeypatch.setattr(places, "list_partitions", lambda *_: {"orders": 2})
+    monkeypatch.setattr(places, "_PATIENCE", 0.0)
+    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    for module in ("consumer", "intake"):
+        monkeypatch.setattr(f"jobs_lib.coordination.{module}.time", clock)
+    told: list[tuple[int, int]] = []
+    consumer = stand_alone(print, partitions=0, start="latest")
+    consumer.member.set_position = lambda shared, position, **_: told.append(
+        (shared.partition, position)
+    )
+    consumer.member.log.lost_places = set()
+    for number in range(2):
+        consumer.taken(Shared(GROUP, "orders", number), None)
+    while 0 < (rest := consumer._work()) < math.inf and not told:
+        now += rest
+    assert told == [(1, 5)]
+    # It is asked for again, ever more rarely.
+    ends[0] = 7
+    while len(told) < 2:
+        now += consumer._work()
+    assert told == [(1, 5), (0, 7)]
 
 
 def work_through(consumer, told, end) -> None:
