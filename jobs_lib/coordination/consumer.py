@@ -139,9 +139,9 @@ class Consumer:
         """
         in_main = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGTERM, signal.SIGINT) if in_main else ()
-        restore = handle_signals(signals, lambda _: self._ended.set())
+        restore = handle_signals(signals, lambda _: self._ask_to_stop())
         try:
-            self.start()
+            self._start_unless_ended()
             # The system may hand a signal to another thread, as when the process was
             # stopped before. Python handles it once this one looks.
             while not self._ended.wait(PIECE):
@@ -175,6 +175,19 @@ class Consumer:
             per_record=1 / self.batch if at_most else 0.0,
             per_second=BEATS / self.member.interval,
         )
+
+    def _ask_to_stop(self) -> None:
+        self._ended.set()
+        # It may still start, and wait for another run of its name, or for Kafka.
+        self.member.ask_to_stop()
+
+    def _start_unless_ended(self) -> None:
+        try:
+            self.start()
+        except JobsError:
+            # Who is told to end while it starts has nothing to complain of.
+            if not self._ended.is_set():
+                raise
 
     def stop(self) -> None:
         """Finish the running batch, release all, and end.

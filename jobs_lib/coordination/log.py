@@ -132,6 +132,8 @@ class Log:
         """How far each place was read then."""
         self._writer: Writer | None = None
         self._opened: Consumer | None = None
+        self._gives_up = threading.Event()
+        """Set once nobody waits for its start any more."""
         self._loop = Loop(f"log {topic}", self._read)
         self.pulse = self._loop.pulse
 
@@ -157,7 +159,8 @@ class Log:
         Raises:
             AccessError: Kafka does not let this client in, or denies a right.
             ConfigurationError: the topic cannot be the log.
-            UnavailableError: no broker answers, or the log cannot be read in time.
+            UnavailableError: no broker answers, or the log cannot be read in time, or
+                :meth:`give_up_start` was called.
         """
         check_log(self._settings, self.topic, self.interval)
         if not self._only_reads:
@@ -177,6 +180,10 @@ class Log:
             if self._writer is not None:
                 self._writer.stop(0)
             raise
+
+    def give_up_start(self) -> None:
+        """Let :meth:`start`, in another thread, end soon, unless the log is known."""
+        self._gives_up.set()
 
     def stop(self, timeout: float = 10.0) -> None:
         """End: what was sent is acknowledged first, if Kafka does so in time."""
@@ -307,6 +314,11 @@ class Log:
         """Read in the caller's thread, so that it gets the error."""
         left, before = Patience(patience), -1
         while not self.is_known:
+            if self._gives_up.is_set():
+                raise UnavailableError(
+                    f"the coordination log {self.topic!r} was not read to its end "
+                    "before its reader was told to stop"
+                )
             try:
                 if self._opened is None:
                     self._opened = self._open()

@@ -206,6 +206,7 @@ class Member(Holdings):
 
     def ask_to_stop(self) -> None:
         """Let :meth:`start`, in another thread, wait no longer, and release all."""
+        self.log.give_up_start()
         with self.log.lock:
             self._is_stopping = True
             self._news.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import signal
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -958,6 +959,26 @@ def test_a_claim_that_would_only_wait_holds_no_other_partition_up(
     consumer._work()
     consumer._work()
     assert {record.partition for record in handled} == set(asked) == {1}
+
+
+def test_a_signal_ends_a_consumer_that_still_starts(settings, monkeypatch):
+    consumer = Consumer(
+        settings, log="log", group=GROUP, client_id="a", topics=["t"], handle=print
+    )
+    member = consumer.member
+    monkeypatch.setattr(member._topics, "start", lambda: None)
+    monkeypatch.setattr(member.log, "start", lambda: None)
+    monkeypatch.setattr("jobs_lib.coordination.member._START_SECONDS", 5.0)
+    wait = member._wait_until_begun
+
+    def wait_for_another_run() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        wait()
+
+    monkeypatch.setattr(member, "_wait_until_begun", wait_for_another_run)
+    # It would raise that nothing was read back, once it has waited for all that time.
+    consumer.run()
+    assert not member.log.is_known
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,16 @@ def test_a_record_is_read_back_with_its_offset_and_what_it_did(log_topic, open_l
     assert log.find(ORDERS).position == 7
 
 
+def test_who_is_told_to_stop_reads_a_log_no_more_that_it_begins_with(
+    settings, monkeypatch
+):
+    log = Log(settings, "log", Sender("shop.mailer", "a", "this run"))
+    monkeypatch.setattr(log, "_open", lambda: None)
+    monkeypatch.setattr(log, "_step", lambda consumer: log.give_up_start())
+    with pytest.raises(UnavailableError, match="before its reader was told to stop"):
+        log._read_first(WAIT)
+
+
 @pytest.mark.guarantee("M4", "I31")
 def test_a_log_that_is_read_later_says_the_same(log_topic, open_log, bootstrap_servers):
     name = log_topic(4)
