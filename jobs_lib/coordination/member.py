@@ -294,16 +294,19 @@ class Member(Holdings):
 
     def _judge_runs(self) -> Verdict:
         """Look whether another run of this client goes on, and end then."""
-        verdict = self._runs.judge(
-            is_claiming=any(
-                one.hold.phase is Phase.CLAIMING for one in self._kept.values()
-            )
-        )
+        verdict = self._runs.judge(is_claiming=True)
+        # Its own claims matter only then, and there may be many.
+        if verdict is Verdict.WAIT and not self._is_claiming():
+            verdict = self._runs.judge(is_claiming=False)
         if self.error is None and verdict is Verdict.IS_REFUSED:
             self._end("is at work")
         elif self.error is None and verdict is Verdict.IS_REPLACED:
             self._end("has taken its partitions over, as after a restart")
         return verdict
+
+    def _is_claiming(self) -> bool:
+        """Whether the fate of an own claim is not known yet."""
+        return any(one.hold.phase is Phase.CLAIMING for one in self._kept.values())
 
     def _note_seen(self, sent: Sent) -> None:
         if sent.error is not None or self._is_seen:
@@ -437,7 +440,10 @@ class Member(Holdings):
         sender = message.sender
         if not self.log.is_known or sender[0] != self.sender[0]:
             return
-        if sender[1] == self.sender[1]:
+        # Nothing else says anything of the runs of this client.
+        if sender[1] == self.sender[1] and isinstance(
+            message, (Probe, ClaimingPartition)
+        ):
             self._judge_runs()
         if sender == self.sender:
             return

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import Mock
 
 import pytest
 
 from jobs_lib.coordination.claims import Hold, Phase
+from jobs_lib.coordination.kept import Kept
 from jobs_lib.coordination.member import Member
 from jobs_lib.coordination.messages import (
     ClaimingPartition,
     Message,
+    Probe,
     ReleasingPartition,
     Sender,
     Shared,
@@ -152,3 +154,25 @@ def test_a_release_of_what_was_lost_lets_go_nothing_that_is_held_anew(member):
     member.release(ORDERS)
     assert len(member.sent) == sent
     assert member.is_held(ORDERS)
+
+
+class Counted(dict[Shared, Kept]):
+    """What is kept, with a count of how often all of it was looked at."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += 1
+        return super().values()
+
+
+def test_an_own_record_that_is_read_costs_no_look_at_all_that_is_held(member):
+    member.hold(member.claim())
+    member._kept = kept = Counted(member._kept)
+    member._beat(math.inf)
+    # There may be thousands, with three heartbeats an interval each.
+    member.read_back(member.sent[-1])
+    member.read(Probe(member.sender))
+    member.read(ClaimingPartition(member.sender, ORDERS, 10_000))
+    assert member.is_held(ORDERS)
+    assert kept.looks == 0
