@@ -500,6 +500,15 @@ class Member(Holdings):
                 # It was lost with the log, and the log still says who holds it.
                 hold = Hold(Phase.CONFIRMING, holding.claim)
                 self._kept[shared] = Kept(hold, has_ousted=kept.has_ousted)
+            elif (
+                holding is not None
+                and holding.client_id == self.sender.client_id
+                and not holding.is_of(self.sender)
+                and not kept.is_releasing
+            ):
+                # The claim may lie before the snapshot with which this reader began.
+                self._runs.note_claim(holding.instance_id, self.sender.instance_id)
+        self._judge_runs()
         self._news.set()
 
     def _end(self, what: str) -> None:

@@ -20,6 +20,7 @@ from jobs_lib.coordination.messages import (
     Shared,
 )
 from jobs_lib.coordination.place import Place
+from jobs_lib.coordination.world import Entry, Holding
 from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import load_settings
 
@@ -176,3 +177,22 @@ def test_an_own_record_that_is_read_costs_no_look_at_all_that_is_held(member):
     member.read(ClaimingPartition(member.sender, ORDERS, 10_000))
     assert member.is_held(ORDERS)
     assert kept.looks == 0
+
+
+@pytest.mark.guarantee("M11")
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("client", ["a", "b"])
+def test_who_woke_ends_if_its_restart_holds_by_a_snapshot_what_it_has_held(
+    member, client
+):
+    member.read(Probe(member.sender, interval_ms=10_000))
+    member.hold(member.claim())
+    member.lost("it must be read anew")
+    # A snapshot says so. The claim and all before it are read no more.
+    later = Holding(client, "a later run", 60, 10_000, 90_000, True)
+    member.place.world.entries[ORDERS] = Entry(5, later)
+    member.known()
+    if client == "b":
+        assert member.error is None
+    else:
+        assert "has taken its partitions over" in str(member.error)
