@@ -352,7 +352,8 @@ class Consumer:
 
     def _process(self, part: Part, messages: list[Message]) -> bool:
         """Process a batch; return whether the partition can go on at once."""
-        if not self.member.is_sure(part.shared):
+        # Looked at last: what is held anew since it was lost is another part.
+        if not self.member.is_sure(part.shared) or part.is_lost:
             # Somebody else may hold it, or nobody can write to the log: a claim of a
             # batch would only wait. The next heartbeat that is read back tells.
             part.retry_at = time.monotonic() + _UNSURE_SECONDS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import uuid
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -123,6 +124,8 @@ class Member(Holdings):
         self._interval_ms = round(interval * 1000)
         self._before: dict[Shared, Kept] = {}
         """What was held before the log was lost."""
+        self._losing: Counter[Shared] = Counter()
+        """Whose loss the listener is told, and may not have noted yet."""
         self._attendance = Attendance(group, self._interval_ms)
         self._runs = Runs(sender.instance_id, self._interval_ms)
         self._resuming: set[Shared] = set()
@@ -360,7 +363,12 @@ class Member(Holdings):
                 missing -= 1
 
     def _try_to_claim(self, shared: Shared) -> bool:
-        """Claim a partition, if that would be valid now; else let time pass there."""
+        """Claim a partition, if that would be valid now; else let time pass there.
+
+        One that was lost waits until nothing of it is processed here any more.
+        """
+        if shared in self._losing:
+            return False
         place = self.log.find_place(shared)
         world = self.log.get_world(place)
         if world.judge(self.sender, shared) is not Outcome.VALID:
@@ -529,9 +537,21 @@ class Member(Holdings):
                 group=self.sender.group_id,
                 origin=shared.origin,
             )
-            self._notices.put(self._listener.lost, shared)
+            self._losing[shared] += 1
+            self._notices.put(self._tell_lost, shared)
         self._news.set()
         self.log.lock.notify_all()
+
+    def _tell_lost(self, shared: Shared) -> None:
+        """Tell the listener, in its thread; the partition may be claimed after that."""
+        try:
+            self._listener.lost(shared)
+        finally:
+            with self.log.lock:
+                self._losing[shared] -= 1
+                if not self._losing[shared]:
+                    del self._losing[shared]
+                self._news.set()
 
     def _drop_all(self) -> None:
         for shared in list(self._kept):

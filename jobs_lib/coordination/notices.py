@@ -24,7 +24,10 @@ class HoldListener(Protocol):
         """End soon, and call :meth:`Member.release`."""
 
     def lost(self, shared: Shared) -> None:
-        """Stop: the partition is not held any more."""
+        """Stop: the partition is not held any more, and not claimed before you return.
+
+        Return once nothing of it is processed any more.
+        """
 
     def ended(self, error: Exception) -> None:
         """Note that the member has ended for good, and holds nothing."""

@@ -196,3 +196,24 @@ def test_who_woke_ends_if_its_restart_holds_by_a_snapshot_what_it_has_held(
         assert member.error is None
     else:
         assert "has taken its partitions over" in str(member.error)
+
+
+def test_what_was_lost_is_claimed_again_once_the_listener_has_noted_it(
+    member, gate, wait_for
+):
+    member._listener.lost = lambda shared: gate.wait(30)
+    member._notices.start()
+    member.hold(member.claim())
+    member.now_ms += 60_000
+    # Another member has taken it, and released it.
+    claim = member.read(ClaimingPartition(OTHER, ORDERS, 10_000))
+    member.read(ReleasingPartition(OTHER, ORDERS, claim, None))
+    assert not member._kept
+    # Part of it may still be processed here.
+    assert not member._try_to_claim(ORDERS)
+    assert len(member.sent) == 2
+    gate.set()
+    # The listener's thread takes the lock to note that.
+    wait_for(lambda: member.log.lock.wait(0.1) or not member._losing)
+    member.hold(member.claim())
+    member._notices.stop(30)
