@@ -19,6 +19,8 @@ EVERY = 5_000
 """Offsets from one snapshot to the next."""
 EVERY_MS = 600_000
 """Milliseconds of the log's time, likewise."""
+AGAIN_MS = 10_000
+"""Of these pieces of the log's time, the first record of each is another try."""
 LARGEST = 400_000
 """Characters of a part's entries: a record stays below half of what Kafka takes."""
 _WINDOW = EVERY + 1_000
@@ -99,15 +101,23 @@ class Pacer:
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
+        self._read_ms = 0
+        """The time of the log at the record before."""
 
     def is_due(self, offset: int, now_ms: int) -> bool:
-        """Whether the sender of this record writes one. Ask about each record."""
+        """Whether the sender of this record writes one. Ask about each record.
+
+        Members may differ by some records about when the time is over, and each of them
+        may wait for another one then. All agree about the tries that follow.
+        """
+        before, self._read_ms = self._read_ms, now_ms
         if self._since_ms is None:
             self._since_ms = now_ms
-        late = now_ms - self._since_ms >= EVERY_MS
-        if late:
-            self._since_ms = now_ms
-        return late or (offset > 0 and offset % EVERY == 0)
+        since = self._since_ms
+        is_late = now_ms - since >= EVERY_MS and (
+            before - since < EVERY_MS or now_ms // AGAIN_MS != before // AGAIN_MS
+        )
+        return is_late or (offset > 0 and offset % EVERY == 0)
 
     def written(self, now_ms: int) -> None:
         """Note that one was read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -21,7 +22,7 @@ from jobs_lib.coordination.messages import (
     decode,
     encode,
 )
-from jobs_lib.coordination.snapshots import Collector, split
+from jobs_lib.coordination.snapshots import EVERY_MS, Collector, Pacer, split
 from jobs_lib.coordination.world import World, find_digest
 from tests.coordination.listener import Listener, Snapshots, begin, parse, spell
 
@@ -160,3 +161,37 @@ def test_parts_that_differ_in_what_all_say_do_not_belong_together(more):
         heard = [theirs.hear(7 + at, one) for at, one in enumerate(values)]
         assert (found[0], heard[0]) == (None, None)
         assert (found[1] is not None, heard[1] is not None) == (counts, counts)
+
+
+@pytest.mark.parametrize("apart_ms", [0, 40, 5_000])
+def test_one_of_two_members_writes_a_snapshot_wherever_its_ten_minutes_began(apart_ms):
+    members = ["a", "b"]
+    pacers = {one: Pacer() for one in members}
+    pacers["a"].written(0)
+    pacers["b"].written(apart_ms)
+    written: list[int] = []
+    # Each sends a record in turn, and writes what it holds due after an own one.
+    for number in range(1, 120_000):
+        now_ms = 20 + number * 40
+        sender = members[(number + 1) % 2]
+        due = [one for one in members if pacers[one].is_due(0, now_ms)]
+        if sender in due:
+            written.append(now_ms)
+            for one in members:
+                pacers[one].written(now_ms)
+    gaps = [after - before for before, after in itertools.pairwise([0, *written])]
+    assert len(written) == 7
+    assert max(gaps) < EVERY_MS + apart_ms + 20_000
+
+
+def test_few_of_many_members_write_a_snapshot_while_it_is_on_its_way():
+    count = 100
+    pacers = [Pacer() for _ in range(count)]
+    for number, one in enumerate(pacers):
+        one.written(number % 3)
+    written = 0
+    for number in range(20_000):
+        now_ms = EVERY_MS - 1_000 + number
+        due = [one.is_due(0, now_ms) for one in pacers]
+        written += due[number % count]
+    assert written <= 5
