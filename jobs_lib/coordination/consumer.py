@@ -19,7 +19,7 @@ from jobs_lib.backoff import RECONNECT, Retry
 from jobs_lib.coordination.intake import Intake, report_lost
 from jobs_lib.coordination.member import BEATS, Member
 from jobs_lib.coordination.part import Part
-from jobs_lib.coordination.patience import PIECE
+from jobs_lib.coordination.patience import PIECE, Patience, read_clock
 from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import ConfigurationError, JobsError, UnavailableError
@@ -47,8 +47,10 @@ _TURN_SECONDS = 0.01
 _AWAITED = "To await something, call `asyncio.run` in it"
 _END_SECONDS = 2.0
 """For the end of a partition: all others wait meanwhile."""
+_CLAIM_SECONDS = 0.2
+"""A claim of a batch may take these. If it takes longer, others have their turns."""
 _ANSWER_SECONDS = 10.0
-"""After these, and two intervals, nobody knows about a claim that was not read back."""
+"""After these, and two intervals, a claim that was not read back is worth a report."""
 
 
 class Consumer:
@@ -353,7 +355,9 @@ class Consumer:
     def _process(self, part: Part, messages: list[Message]) -> bool:
         """Process a batch; return whether the partition can go on at once."""
         # Looked at last: what is held anew since it was lost is another part.
-        if not self.member.is_sure(part.shared) or part.is_lost:
+        if part.claim is None and (
+            not self.member.is_sure(part.shared) or part.is_lost
+        ):
             # Somebody else may hold it, or nobody can write to the log: a claim of a
             # batch would only wait. The next heartbeat that is read back tells.
             part.retry_at = time.monotonic() + _UNSURE_SECONDS
@@ -391,11 +395,13 @@ class Consumer:
             sent = self.member.claim_messages(part.shared, part.position, end)
             if sent is None:
                 return False
-            part.claim = sent, messages
+            part.claim, part.patience = (sent, messages), None
         sent, messages = part.claim
         outcome = self._wait_for(sent)
-        if outcome is None and not sent.is_done:
-            return False  # The log will tell. Until then nothing else is claimed.
+        if outcome is None and sent.error is None:
+            # The log will tell. Until then nothing else is claimed.
+            self._note_silence(part)
+            return False
         if outcome is Outcome.VALID:
             part.claim = None
             self._process_claimed(part, messages)
@@ -410,12 +416,34 @@ class Consumer:
         return False
 
     def _wait_for(self, sent: Sent) -> Outcome | None:
-        """Wait for what a claim of a batch did; None if nobody knows."""
+        """Wait a moment for what a claim of a batch did; None if that is not known.
+
+        Mostly the log tells it at once. Else other partitions have their turns.
+        """
+        left = sent.sent_at + _CLAIM_SECONDS - read_clock()
         try:
-            return sent.wait(_ANSWER_SECONDS + 2 * self.member.interval)
+            return sent.wait(max(0.0, left))
         except JobsError as error:
-            telemetry.emit("loop.failed", loop=f"claim {self.group}", error=error)
+            if error is sent.error:
+                self._report_claim(error)
             return None
+
+    def _note_silence(self, part: Part) -> None:
+        """Report a claim that has had no answer for long."""
+        seconds = _ANSWER_SECONDS + 2 * self.member.interval
+        if part.patience is None:
+            part.patience = Patience(seconds, stop=PIECE)
+        elif part.patience.is_over:
+            part.patience = None
+            told = (
+                f"a claim of a batch of {part.origin} was not read back within "
+                f"{seconds:g} s: the partition waits until the log tells whether it is "
+                "in"
+            )
+            self._report_claim(UnavailableError(told))
+
+    def _report_claim(self, error: JobsError) -> None:
+        telemetry.emit("loop.failed", loop=f"claim {self.group}", error=error)
 
     def _process_claimed(self, part: Part, messages: list[Message]) -> None:
         first, end = find_range(messages)

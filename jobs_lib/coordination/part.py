@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from jobs_lib.coordination.messages import Shared
+    from jobs_lib.coordination.patience import Patience
     from jobs_lib.coordination.writer import Sent
     from jobs_lib.kafka.poller import Partition
 
@@ -53,6 +54,8 @@ class Part:
         self.retry_at = 0.0
         self.claim: tuple[Sent, list[Message]] | None = None
         """The claim of a batch that nobody knows to be in the log or not."""
+        self.patience: Patience | None = None
+        """For how long that has had no answer."""
         self._lots: deque[tuple[list[Message], int]] = deque()
         """Records with their bytes; 0 until they are weighed."""
         self._first = 0

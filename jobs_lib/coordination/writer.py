@@ -84,7 +84,7 @@ class Sent:
             UnavailableError: it was not read back in time.
         """
         left = Patience(timeout, stop=PIECE)
-        while not self._done.wait(PIECE):
+        while not self._done.wait(min(timeout, PIECE)):
             if left.is_over:
                 raise UnavailableError(
                     f"a {type(self.message).__name__} was not read back from the "

@@ -7,6 +7,7 @@ import math
 import pickle
 import signal
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from confluent_kafka import Message, Producer, TopicPartition
 
 from jobs_lib import telemetry
 from jobs_lib.backoff import Retry
-from jobs_lib.coordination import Consumer
+from jobs_lib.coordination import Consumer, patience
 from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.coordination.messages import (
     ClaimingMessages,
@@ -613,7 +614,7 @@ def test_what_has_gone_is_told_behind_the_last_batch_in_memory(
     )
     consumer.member.set_position = lambda *_: None
     consumer.member.claim_messages = lambda *_: SimpleNamespace(
-        wait=lambda timeout: Outcome.VALID
+        sent_at=0.0, wait=lambda timeout: Outcome.VALID
     )
     consumer._intake.out_of_range(("orders", 0), 50, 60)
     remove = telemetry.listen(lambda *_: told.append([*handled]), only={"offset.lost"})
@@ -799,7 +800,7 @@ def test_a_handler_that_returns_work_has_failed(stand_alone, heard, delivery):
     consumer = stand_alone(lambda records: send(records), delivery=delivery)
     consumer.member.set_position = lambda shared, position: told.append(position)
     consumer.member.claim_messages = lambda *_: SimpleNamespace(
-        wait=lambda timeout: Outcome.VALID
+        sent_at=0.0, wait=lambda timeout: Outcome.VALID
     )
     consumer._work()
     assert told == []
@@ -951,7 +952,7 @@ def test_a_claim_that_would_only_wait_holds_no_other_partition_up(
 
     def claim(shared, first, end):
         asked.append(shared.partition)
-        return SimpleNamespace(wait=lambda timeout: Outcome.VALID)
+        return SimpleNamespace(sent_at=0.0, wait=lambda timeout: Outcome.VALID)
 
     monkeypatch.setattr(consumer.member, "claim_messages", claim)
     # The log's partition for one of them has no leader: nothing is read back.
@@ -959,6 +960,51 @@ def test_a_claim_that_would_only_wait_holds_no_other_partition_up(
     consumer._work()
     consumer._work()
     assert {record.partition for record in handled} == set(asked) == {1}
+
+
+@pytest.mark.guarantee("M15")
+@pytest.mark.expects("loop.failed")
+def test_a_claim_without_an_answer_holds_no_other_partition_up(
+    stand_alone, monkeypatch
+):
+    handled: list[Any] = []
+    reported: list[str] = []
+    claims: dict[int, Sent] = {}
+    now = 0.0
+
+    def claim(shared, first, end) -> Sent:
+        sent = Sent(ClaimingMessages(consumer.member.sender, shared, 0, first, end))
+        claims[shared.partition] = sent
+        if shared.partition:
+            sent.end(Outcome.VALID)
+        return sent
+
+    consumer = stand_alone(handled.extend, partitions=2, delivery="at_most_once")
+    monkeypatch.setattr(consumer.member, "claim_messages", claim)
+    real = patience.read_clock
+    monkeypatch.setattr(patience, "read_clock", lambda: real() + now)
+    remove = telemetry.listen(
+        lambda _, fields: reported.append(str(fields["error"])), only={"loop.failed"}
+    )
+    until = time.monotonic() + 5
+    while {record.partition for record in handled} != {1}:
+        assert time.monotonic() < until, "the other one waits, too"
+        consumer._work()
+    assert reported == []
+    # It is named after a long time, and nothing else is claimed meanwhile.
+    while not reported:
+        now += 0.5
+        linger(0.02)
+        consumer._work()
+    assert now > 10
+    assert "a claim of a batch of orders/0 was not read back within 30 s" in reported[0]
+    claims[0].end(Outcome.VALID)
+    # It is this process's for sure, also if it is not sure of the partition just now.
+    monkeypatch.setattr(consumer.member, "is_sure", lambda shared: False)
+    linger(0.02)
+    consumer._work()
+    remove()
+    assert [record.partition for record in handled] == [1] * 10 + [0] * 10
 
 
 def test_a_signal_ends_a_consumer_that_still_starts(settings, monkeypatch):

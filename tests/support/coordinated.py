@@ -58,6 +58,8 @@ class Staged(Consumer):
         self._claims: dict[Shared, int | None] = {}
         self.claim: int | None = None
         """By which the partition is held of which a batch is processed."""
+        self._awaited: Sent | None = None
+        """The claim of a batch that was waited for last."""
         self._watch_sending()
 
     def step(self, name: str) -> None:
@@ -116,11 +118,14 @@ class Staged(Consumer):
         return super()._claim_first(part, messages)
 
     def _wait_for(self, sent: Sent) -> Outcome | None:
-        self.step("claim sent")
+        if sent is not self._awaited:
+            self._awaited = sent
+            self.step("claim sent")
         try:
             return super()._wait_for(sent)
         finally:
-            self.step("claim read back")
+            if sent.is_done:
+                self.step("claim read back")
 
 
 _saying = threading.Lock()
