@@ -168,7 +168,8 @@ class Member(Holdings):
 
         Raises:
             AccessError: Kafka does not let this client in, or denies a right.
-            ConfigurationError: the topic cannot be the log.
+            ConfigurationError: the topic cannot be the log, or ``parts`` returns
+                something that cannot be shared.
             FencedError: another process has this client's name.
             TopicError: a topic does not exist, and it awaits none.
             UnavailableError: no broker answers, or nothing is read back in time.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from jobs_lib.backoff import is_number
 from jobs_lib.coordination.messages import (
+    LARGEST_PARTITION,
     LONGEST_INTERVAL_MS,
     NAME_LIMIT,
     SHORTEST_INTERVAL_MS,
@@ -17,6 +18,7 @@ from jobs_lib.errors import ConfigurationError, FencedError
 
 if TYPE_CHECKING:
     from jobs_lib.coordination.messages import Sender
+    from jobs_lib.kafka.poller import Partition
 
 _LONGEST_PAUSE = 86_400
 """Seconds between two looks at topics."""
@@ -62,6 +64,27 @@ def check_topics(topics: object) -> None:
             f"topics={topics!r} must be a list of names, with one at least: texts of 1 "
             f"to {TOPIC_LIMIT} characters"
         )
+
+
+def check_part(part: object) -> Partition:
+    """Return what can be shared: readers of the log let the name and number through.
+
+    Raises:
+        ConfigurationError: it is something else. Each claim of it would be passed over,
+            and sent again for ever.
+    """
+    match part:
+        case (name, int(number)) if (
+            _is_name(name, TOPIC_LIMIT)
+            and type(number) is int
+            and 0 <= number <= LARGEST_PARTITION
+        ):
+            return name, number
+    raise ConfigurationError(
+        f"{part!r} cannot be shared: parts must return pairs of a name of 1 to "
+        f"{TOPIC_LIMIT} characters, without half of a surrogate pair, and a number "
+        f"from 0 to {LARGEST_PARTITION}"
+    )
 
 
 def check_group(group: object) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs_lib import telemetry
+from jobs_lib.coordination.names import check_part
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.refusal import missing_topics
 from jobs_lib.loop import Loop
@@ -86,7 +87,7 @@ class Topics:
             yield
 
     def _look(self, *, may_miss: bool = True) -> None:
-        parts = sorted(set(self._find()))
+        parts = sorted({check_part(one) for one in self._find()})
         missing = self._names - {topic for topic, _ in parts}
         if missing:
             error = missing_topics(self._settings, sorted(missing))

@@ -9,7 +9,7 @@ import pytest
 from jobs_lib.coordination import topics as module
 from jobs_lib.coordination.messages import Shared
 from jobs_lib.coordination.topics import Look, Topics
-from jobs_lib.errors import TopicError
+from jobs_lib.errors import ConfigurationError, TopicError
 from jobs_lib.settings import load_settings
 from tests.coordination.test_read_back import ORDERS, Stepped
 
@@ -65,6 +65,37 @@ def test_only_who_awaits_topics_starts_without_one(share, counts):
     topics.start()
     topics.stop(30)
     assert topics.last.parts == [("orders", 0)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        ("", 0),
+        ("x" * 250, 0),
+        ("half \ud800", 0),
+        (b"orders", 0),
+        ("orders", -1),
+        ("orders", 2**31),
+        ("orders", True),
+        ("orders", "0"),
+        ("orders", 0, 0),
+        ("orders",),
+        "orders",
+        None,
+    ],
+)
+def test_what_no_reader_of_the_log_lets_through_is_not_shared(part):
+    found = [("orders", 0), ("x" * 249, 2**31 - 1)]
+    topics = Topics(load_settings(), "a.b", (), 60, lambda: None, lambda: found)
+    topics._look()
+    before = topics.last
+    assert before.parts == found
+    # It would be claimed for ever.
+    found.append(part)
+    with pytest.raises(ConfigurationError) as refused:
+        topics._look()
+    assert str(refused.value).startswith(f"{part!r} cannot be shared")
+    assert topics.last == before
 
 
 def test_what_is_held_of_a_missing_topic_is_kept_and_is_no_part_of_the_share():
