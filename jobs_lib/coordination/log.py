@@ -404,8 +404,16 @@ class Log:
                 self._tell_losses()
             self.lock.notify_all()
         seen = self._ids.poll().get(self.topic)
-        if seen is not None and self._id is not None and seen != self._id:
+        if seen is not None and seen != self._id:
+            self._note_id(seen)
+
+    def _note_id(self, seen: UUID) -> None:
+        """Note the id of the topic, which was not known when it was opened."""
+        if self._id is not None:
             raise Cut(f"the topic was made anew: its id is {seen}, no more {self._id}")
+        self._id = seen
+        if self.is_known:
+            self._known_id = seen
 
     def _take(self, message: KafkaMessage) -> None:
         number, offset = message.partition() or 0, message.offset() or 0

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -37,10 +38,12 @@ from jobs_lib.coordination.messages import (
     decode,
     encode,
 )
+from jobs_lib.coordination.opening import Cut
+from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.world import Outcome, World, find_digest
 from jobs_lib.coordination.writer import Writer
 from jobs_lib.errors import ConfigurationError, UnavailableError
-from jobs_lib.settings import Settings
+from jobs_lib.settings import Settings, load_settings
 from tests.support.topics import create_topic, delete_topics, grow_topic
 
 ORDERS = Shared("shop.mailer", "orders", 0)
@@ -119,6 +122,25 @@ def test_who_is_told_to_stop_reads_a_log_no_more_that_it_begins_with(
     monkeypatch.setattr(log, "_step", lambda consumer: log.give_up_start())
     with pytest.raises(UnavailableError, match="before its reader was told to stop"):
         log._read_first(WAIT)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_log_that_is_made_anew_is_met_whose_id_was_not_known_at_first(
+    monkeypatch, is_known
+):
+    log = Log(load_settings(), "log", Sender("shop.mailer", "a", "this run"))
+    first, second = uuid.uuid4(), uuid.uuid4()
+    seen = iter([None, first, None, first, second])
+    monkeypatch.setattr(log._ids, "poll", lambda: {"log": next(seen)})
+    consumer = Mock(poll=lambda seconds: None)
+    # Kafka did not tell it when the log was opened, such as one that is quite new.
+    log.is_known = is_known
+    log._places, log.partitions = [Place(0, 0, 1)], 1
+    for _ in range(4):
+        log._step(consumer)
+    assert log._known_id == (first if is_known else None)
+    with pytest.raises(Cut, match=f"its id is {second}, no more {first}"):
+        log._step(consumer)
 
 
 @pytest.mark.guarantee("M4", "I31")
