@@ -207,9 +207,11 @@ class Consumer:
 
     def _stop(self) -> None:
         with self._stopping:
-            self.member.stop(self._settings.shutdown_timeout)
-            self._reader.stop(self._settings.shutdown_timeout)
-            self._settle_doubtful(is_over=True)
+            try:
+                self.member.stop(self._settings.shutdown_timeout)
+            finally:
+                self._reader.stop(self._settings.shutdown_timeout)
+                self._settle_doubtful(is_over=True)
 
     # What the member calls
 

@@ -176,9 +176,11 @@ class Log:
             self._read_first(patience)
             self._loop.start()
         except BaseException:
-            self._close()
-            if self._writer is not None:
-                self._writer.stop(0)
+            try:
+                self._close()
+            finally:
+                if self._writer is not None:
+                    self._writer.stop(0)
             raise
 
     def give_up_start(self) -> None:
@@ -187,10 +189,12 @@ class Log:
 
     def stop(self, timeout: float = 10.0) -> None:
         """End: what was sent is acknowledged first, if Kafka does so in time."""
-        if self._writer is not None:
-            self._writer.stop(timeout)
-        self._loop.stop()
-        self._close()
+        try:
+            if self._writer is not None:
+                self._writer.stop(timeout)
+        finally:
+            self._loop.stop()
+            self._close()
 
     # What the worlds say
 

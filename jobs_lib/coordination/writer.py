@@ -139,8 +139,13 @@ class Writer:
 
     def stop(self, timeout: float) -> None:
         """Wait for acknowledgements of what was sent, and end the thread."""
-        self._producer.flush(timeout)
-        self._loop.stop(timeout)
+        try:
+            self._producer.flush(timeout)
+        except KafkaException as failure:
+            # The producer is broken. The thread makes no other one any more.
+            self._tell(explain(failure.args[0], self._settings, self._topic, "WRITE"))
+        finally:
+            self._loop.stop(timeout)
 
     def send(self, sent: Sent, place: int, partitions: int, key: str | None) -> None:
         """Send a record without waiting. A failure ends it, and is not raised."""

@@ -64,6 +64,23 @@ def test_a_producer_with_a_fatal_error_is_replaced(write, wait_for):
     assert errors == []
 
 
+@pytest.mark.expects("loop.failed")
+def test_a_log_ends_although_its_producer_is_broken(log_topic, open_log):
+    log = open_log(log_topic(1))
+    writer = log._writer
+
+    def flush(timeout: float) -> int:
+        raise KafkaException(KafkaError(KafkaError._FATAL, "it is broken"))
+
+    broken = Broken(writer._producer)
+    vars(broken)["flush"] = flush
+    writer._producer = broken
+    log.stop()
+    assert not writer._loop._thread.is_alive()
+    assert not log._loop._thread.is_alive()
+    assert log._opened is None
+
+
 STANDS_STILL = """
 import os, signal, threading, time
 from jobs_lib.coordination.messages import Probe, Sender
