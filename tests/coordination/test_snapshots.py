@@ -145,7 +145,15 @@ def test_a_field_that_may_be_missing_is_so_unless_it_is_true(name, odd):
 
 
 @pytest.mark.parametrize(
-    "more", [{"time_ms": 5}, {"parts": 3}, {"partial": True}, {"pauses": " "}]
+    "more",
+    [
+        {"time_ms": 5},
+        {"parts": 3},
+        {"partial": True},
+        {"pauses": " "},
+        {"sender": Sender("-.-", "ben", "1")},
+        {"sender": Sender("-.-", "ann", "2")},
+    ],
 )
 def test_parts_that_differ_in_what_all_say_do_not_belong_together(more):
     whole = make_part()
