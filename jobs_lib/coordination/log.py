@@ -89,6 +89,7 @@ class Log:
         interval: float = 10.0,
         only_reads: bool = False,
         ids_every: float = 10.0,
+        prober: Sender | None = None,
     ) -> None:
         """Prepare; no connection is made yet.
 
@@ -100,9 +101,11 @@ class Log:
             only_reads: whether it never writes. It then takes a log whose beginning is
                 gone as it is.
             ids_every: seconds between two looks whether the topic was made anew.
+            prober: the same run in the group of its probes; the sender by default.
         """
         self.topic = topic
         self.sender = sender
+        self.prober = prober or sender
         self.interval = interval
         self.partitions = 0
         """How many the log has."""
@@ -271,7 +274,7 @@ class Log:
             for number in places:
                 place = self._places[number]
                 if place.note_probe(quiet):
-                    self.send(Probe(self.sender), place=number)
+                    self.send(Probe(self.prober), place=number)
 
     def _acknowledge(self, sent: Sent, number: int, offset: int) -> None:
         with self.lock:
@@ -538,14 +541,14 @@ class Log:
 
         place.is_telling = True
         # A snapshot has a record before it.
-        self.send(Probe(self.sender), place=place.number, then=write)
+        self.send(Probe(self.prober), place=place.number, then=write)
 
     def _ask_for_snapshot(self, place: Place) -> None:
         """Ask those who know more. If nobody answers, nobody is left who does."""
         asked = place.asked
         if asked is None or asked.error is not None:
             place.asked_ms = None
-            probe = Probe(self.sender, wants_snapshot=True)
+            probe = Probe(self.prober, wants_snapshot=True)
             place.asked = self.send(probe, place=place.number, then=place.note_asked)
         elif place.asked_ms is not None and not place.has_guessed:
             waited = place.world.now_ms - place.asked_ms

@@ -6,21 +6,27 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.messages import (
     ClaimingPartition,
     Heartbeat,
+    Probe,
     ReleaseGroup,
     ReleasingPartition,
     Sender,
     Shared,
 )
+from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.operating.coordination import Viewer, pause, pauses
-from jobs_lib.operating.coordination.session import wait_until_free
+from jobs_lib.operating.coordination import Viewer, pause, pauses, session
+from jobs_lib.operating.coordination.session import OPERATORS, wait_until_free
+from jobs_lib.settings import load_settings
 from tests.coordination.commands import GROUP, WAIT, look, states
 
 
@@ -280,6 +286,24 @@ def test_a_release_leaves_the_pause_that_somebody_makes_meanwhile(
     assert run(log, "release", GROUP).stdout == f"released: {GROUP}\n"
     (left,) = look(run, log)["pauses"]
     assert left["places"] == 2
+
+
+def test_no_probe_of_an_operator_counts_as_a_sign_of_a_member(monkeypatch):
+    sent: list[Any] = []
+    monkeypatch.setattr(Log, "start", lambda log: None)
+    with session.open_for(load_settings(), "log", GROUP) as log:
+        place = Place(0, 5, 5)
+        place.is_partial = True
+        log._places, log.partitions = [place], 1
+        log._writer = Mock(send=lambda one, *_: sent.append(one.message))
+        log._ask_for_snapshot(place)
+        log._tell_loss(place)
+        log.probe([0])
+        log._writer = None
+    # Members of the paused group would leave a share to it.
+    assert [type(one) for one in sent] == [Probe] * 3
+    assert {one.sender for one in sent} == {Sender(OPERATORS, *log.sender[1:])}
+    assert log.sender.group_id == GROUP
 
 
 def test_a_topic_that_kafka_does_not_have_is_shown_without_a_lag(

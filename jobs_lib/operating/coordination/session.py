@@ -71,7 +71,9 @@ def open_for(settings: Settings, topic: str, group: str) -> Iterator[Log]:
         UnavailableError: no broker answers, or the log cannot be read in time.
     """
     check_group(group)
-    with Log(settings, topic, name_operator(settings, group), interval=INTERVAL) as log:
+    sender = name_operator(settings, group)
+    prober = Sender(OPERATORS, *sender[1:])
+    with Log(settings, topic, sender, interval=INTERVAL, prober=prober) as log:
         yield log
 
 
@@ -81,7 +83,7 @@ def read_time(log: Log) -> int:
     Raises:
         UnavailableError: nobody knows it.
     """
-    probe = Probe(Sender(OPERATORS, *log.sender[1:]))
+    probe = Probe(log.prober)
     sent = [log.send(probe, place=number) for number in range(log.partitions)]
     for one in sent:
         one.wait(ANSWER_SECONDS)
@@ -143,7 +145,7 @@ def wait_until_free(
         UnavailableError: nobody knows, as the log is read anew.
     """
     until, probe_at = read_clock() + seconds, 0.0
-    probe = Probe(Sender(OPERATORS, *log.sender[1:]))
+    probe = Probe(log.prober)
     while True:
         with log.lock:
             is_read = log.is_known
