@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, astuple, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs_lib.cli.options import PARTITIONS, FiniteRange, read_duration, read_time
 from jobs_lib.cli.terminal import json_option, printable, show, show_json, watch
-from jobs_lib.errors import ConfigurationError, OperatingError
+from jobs_lib.errors import ConfigurationError, OperatingError, UnavailableError
 from jobs_lib.settings import default_settings, require_bootstrap_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from datetime import datetime, timedelta
 
-    from jobs_lib.operating.coordination import Holder, View
+    from jobs_lib.operating.coordination import Holder, View, Viewer
     from jobs_lib.operating.coordination.positions import Place
     from jobs_lib.settings import Settings
 
@@ -95,15 +95,48 @@ def coordination_show(
         view = viewer.look()
         if as_json:
             show_json(asdict(view))
-            return
-        _explain_view(view)
-        if seconds is None:
+        elif seconds is None:
+            for line in _explain_view(view):
+                click.echo(line, err=True)
             show(columns, map(astuple, view.parts), False)
         else:
-            watch(columns, lambda: map(astuple, viewer.look().parts), seconds)
+            watched = _Watched(viewer, view)
+            watch(columns, watched.read, seconds, watched.explain)
 
 
-def _explain_view(view: View) -> None:
+class _Watched:
+    """What a view that is shown again and again has found last.
+
+    Args:
+        viewer: looks.
+        view: that of its first look, which is shown first.
+    """
+
+    def __init__(self, viewer: Viewer, view: View) -> None:
+        self._viewer = viewer
+        self._view = view
+        self._is_shown = False
+        self._told = ""
+
+    def read(self) -> Iterable[tuple[Any, ...]]:
+        """Look, and return the rows; those of before if no broker answers."""
+        self._told = ""
+        try:
+            if self._is_shown:
+                self._view = self._viewer.look()
+        except UnavailableError as error:
+            self._told = f"this is what was known before: {printable(error)}"
+        self._is_shown = True
+        return map(astuple, self._view.parts)
+
+    def explain(self) -> Iterator[str]:
+        """Say on what the rows rest."""
+        if self._told:
+            yield self._told
+        yield from _explain_view(self._view)
+
+
+def _explain_view(view: View) -> Iterator[str]:
     """Say on what the table rests, and what it does not show."""
     if view.time is None:
         told = f"{view.log} has no record yet"
@@ -114,12 +147,11 @@ def _explain_view(view: View) -> None:
             f"this client may not write to {view.log}: its newest record is of "
             f"{printable(view.time)}, and who has died since seems to live"
         )
-    click.echo(told, err=True)
+    yield told
     for one in view.pauses:
-        click.echo(
+        yield (
             f"paused: {printable(one.group)} until {printable(one.until)} by "
-            f"{printable(one.client)}, in {one.places} partitions of the log",
-            err=True,
+            f"{printable(one.client)}, in {one.places} partitions of the log"
         )
 
 

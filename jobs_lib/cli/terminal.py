@@ -41,12 +41,21 @@ def watch(
     columns: Iterable[str],
     read: Callable[[], Iterable[tuple[Any, ...]]],
     seconds: float,
+    explain: Callable[[], Iterable[str]] = tuple,
 ) -> None:
     """Print rows as a table, again and again in the same place, until Ctrl-C.
 
     In a pipe or a file the tables follow each other.
+
+    Args:
+        columns: their names.
+        read: reads the rows.
+        seconds: between two tables.
+        explain: returns lines to stand above the table that was read last.
     """
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
     names, console = list(columns), _console()
     pause = threading.Event()
@@ -56,10 +65,11 @@ def watch(
     ):
         while True:
             table = _table(names, read())
+            shown = Group(*map(Text, explain()), table)
             if console.is_terminal:
-                live.update(table, refresh=True)
+                live.update(shown, refresh=True)
             else:
-                console.print(table)
+                console.print(shown)
             pause.wait(seconds)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
+from jobs_lib.cli.main import cli
 from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.messages import (
     ClaimingPartition,
@@ -24,9 +26,11 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.operating.coordination import Viewer, pause, pauses, session
+from jobs_lib.errors import UnavailableError
+from jobs_lib.operating.coordination import SharedPart, Viewer, pause, pauses, session
 from jobs_lib.operating.coordination.session import OPERATORS, wait_until_free
-from jobs_lib.settings import load_settings
+from jobs_lib.operating.coordination.view import GroupPause, View
+from jobs_lib.settings import default_settings, load_settings
 from tests.coordination.commands import GROUP, WAIT, look, states
 
 
@@ -115,6 +119,51 @@ def test_the_live_view_goes_on_to_tell_what_is_new(
     worker.wait_for_line(f"{data}.* 7 .*free")
     worker.signal(2)
     assert worker.wait() == 0
+
+
+def test_the_live_view_tells_each_time_and_goes_on_while_no_broker_answers(
+    monkeypatch,
+):
+    begun = datetime(2026, 8, 1, tzinfo=UTC)
+    part = SharedPart(GROUP, "orders", 0, 7, 0, None, None, None, "free", None)
+    paused = GroupPause(GROUP, begun + timedelta(hours=1), "ann", 1)
+    views: list[View | Exception] = [
+        View("log", begun, True, [part], []),
+        UnavailableError("no broker answers"),
+        View("log", begun + timedelta(minutes=5), True, [], [paused]),
+    ]
+
+    def look(_: Viewer) -> View:
+        if not views:
+            raise KeyboardInterrupt
+        view = views.pop(0)
+        if isinstance(view, Exception):
+            raise view
+        return view
+
+    monkeypatch.setattr(Viewer, "__enter__", lambda viewer: viewer)
+    monkeypatch.setattr(Viewer, "__exit__", lambda *_: None)
+    monkeypatch.setattr(Viewer, "look", look)
+    monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", "localhost:1")
+    default_settings.cache_clear()
+    words = ["coordination", "show", "--log", "log", "--watch", "0.1"]
+    done = CliRunner().invoke(cli, words)
+    default_settings.cache_clear()
+    assert done.exit_code == 0, done.output
+    told = [
+        line.strip()
+        for line in done.stdout.splitlines()
+        if "it is" in line or "before" in line or "orders" in line or "paused" in line
+    ]
+    first = "by the brokers' clocks it is 2026-08-01 00:00:00+00:00"
+    assert told[0] == first
+    assert "orders" in told[1]
+    assert told[2] == "this is what was known before: no broker answers"
+    assert told[3] == first
+    assert "orders" in told[4]
+    assert told[5] == "by the brokers' clocks it is 2026-08-01 00:05:00+00:00"
+    assert told[6].startswith(f"paused: {GROUP} until 2026-08-01 01:00:00+00:00 by ann")
+    assert len(told) == 7
 
 
 @pytest.mark.guarantee("M19")
