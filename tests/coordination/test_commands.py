@@ -26,6 +26,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.shares import Attendance
 from jobs_lib.coordination.world import Outcome
+from jobs_lib.coordination.writer import Writer
 from jobs_lib.errors import UnavailableError
 from jobs_lib.operating.coordination import SharedPart, Viewer, pause, pauses, session
 from jobs_lib.operating.coordination.session import OPERATORS, wait_until_free
@@ -119,6 +120,21 @@ def test_the_live_view_goes_on_to_tell_what_is_new(
     worker.wait_for_line(f"{data}.* 7 .*free")
     worker.signal(2)
     assert worker.wait() == 0
+
+
+def test_a_view_that_cannot_begin_leaves_no_reader_of_the_log(monkeypatch):
+    viewer = Viewer(load_settings(kafka_bootstrap_servers="localhost:1"), "log")
+    stopped: list[bool] = []
+    monkeypatch.setattr(viewer._log, "start", lambda: None)
+    monkeypatch.setattr(viewer._log, "stop", lambda: stopped.append(True))
+
+    def start(_: Writer) -> None:
+        raise UnavailableError("no broker answers")
+
+    monkeypatch.setattr(Writer, "start", start)
+    with pytest.raises(UnavailableError), viewer:
+        raise AssertionError("it has begun")
+    assert stopped == [True]
 
 
 def test_the_live_view_tells_each_time_and_goes_on_while_no_broker_answers(

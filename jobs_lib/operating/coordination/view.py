@@ -109,20 +109,27 @@ class Viewer:
             UnavailableError: no broker answers, or the log cannot be read in time.
         """
         self._log.start()
-        writer = Writer(
-            self._settings, self._log.topic, ANSWER_SECONDS, _acknowledge, _give_up
-        )
-        # Without the right to write, all is shown as well as it is known.
-        with suppress(AccessError):
-            writer.start()
-            self._writer = writer
+        try:
+            writer = Writer(
+                self._settings, self._log.topic, ANSWER_SECONDS, _acknowledge, _give_up
+            )
+            # Without the right to write, all is shown as well as it is known.
+            with suppress(AccessError):
+                writer.start()
+                self._writer = writer
+        except BaseException:
+            # Nobody calls `__exit__` then.
+            self._log.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop to read."""
-        if self._writer is not None:
-            self._writer.stop(0)
-        self._log.stop()
+        try:
+            if self._writer is not None:
+                self._writer.stop(0)
+        finally:
+            self._log.stop()
 
     def look(self) -> View:
         """Show the log as it is now.
