@@ -6,11 +6,10 @@ member's own threads keep what is held.
 
 from __future__ import annotations
 
-import inspect
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import KafkaException
 
@@ -18,11 +17,12 @@ from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT, Retry
 from jobs_lib.coordination.intake import Intake, report_lost
 from jobs_lib.coordination.member import BEATS, Member
+from jobs_lib.coordination.options import Delivery, Start, check_options
 from jobs_lib.coordination.part import Part
 from jobs_lib.coordination.patience import PIECE, Patience, read_clock
 from jobs_lib.coordination.record import Record
 from jobs_lib.coordination.world import Outcome
-from jobs_lib.errors import ConfigurationError, JobsError, UnavailableError
+from jobs_lib.errors import JobsError, UnavailableError
 from jobs_lib.kafka.places import read_ends
 from jobs_lib.masking import describe
 from jobs_lib.returned import refuse_lazy
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from jobs_lib.coordination.writer import Sent
     from jobs_lib.settings import Settings
 
-Delivery = Literal["at_least_once", "at_most_once"]
-Start = Literal["earliest", "latest"]
-LARGEST_BATCH = 10_000
 _RETRY = Retry(first=0.2, cap=30.0)
 _UNSURE_SECONDS = 0.02
 _TURN_SECONDS = 0.01
@@ -94,7 +91,7 @@ class Consumer:
         Raises:
             ConfigurationError: a value cannot be used.
         """
-        _check(handle, delivery, batch, start, retry)
+        check_options(handle, delivery, batch, start, retry)
         self.group = group
         self.delivery: Delivery = delivery
         self.batch = batch
@@ -539,43 +536,3 @@ def find_range(messages: Sequence[Message]) -> tuple[int, int]:
     assert first is not None
     assert last is not None
     return first, last + 1
-
-
-def _check(
-    handle: object, delivery: str, batch: object, start: str, retry: object
-) -> None:
-    if not callable(handle) or _is_lazy(handle):
-        raise ConfigurationError(
-            f"handle={handle!r} must be a function, which is called with a list of "
-            "records, and no coroutine function or generator"
-        )
-    if not isinstance(retry, Retry) or retry.max_attempts is not None:
-        raise ConfigurationError(
-            f"retry={retry!r} must be a Retry without max_attempts: a partition waits "
-            "until its handler succeeds"
-        )
-    if delivery not in get_args(Delivery):
-        raise ConfigurationError(
-            f"delivery={delivery!r} must be one of {', '.join(get_args(Delivery))}"
-        )
-    if type(batch) is not int or not 1 <= batch <= LARGEST_BATCH:
-        raise ConfigurationError(
-            f"batch={batch!r} must be a number of records from 1 to {LARGEST_BATCH}"
-        )
-    if start not in get_args(Start):
-        raise ConfigurationError(
-            f"start={start!r} must be one of {', '.join(get_args(Start))}"
-        )
-
-
-def _is_lazy(handle: Callable[..., object]) -> bool:
-    """Whether a call of it returns work instead of doing it."""
-    return any(
-        is_lazy(function)
-        for is_lazy in (
-            inspect.iscoroutinefunction,
-            inspect.isgeneratorfunction,
-            inspect.isasyncgenfunction,
-        )
-        for function in (handle, type(handle).__call__)
-    )
