@@ -120,7 +120,7 @@ def open_frame(spark: Any, source: FrameSource, entity: Entity) -> Any:
             "version is a whole number: cast it to one"
         )
     text = "trim(cast(`version` as string))"
-    number = f"case when {text} rlike '^-?[0-9]+$' then try_cast({text} as bigint) end"
+    number = f"case when {text} rlike '^[0-9]+$' then try_cast({text} as bigint) end"
     return frame.withColumns({KEY: _key_of(kinds, entity), VERSION: f.expr(number)})
 
 
@@ -293,7 +293,7 @@ def _examine(pairs: Any, entity: Entity) -> int:
         "have an empty key": size == 0,
         f"have a key of more than {KEY_LIMIT:,} bytes": size > KEY_LIMIT,
         "have a key with NUL": f.contains(key, f.lit("\0")),
-        "have no whole number of 64 bits as version": f.col(VERSION).isNull(),
+        "have no whole number of 64 bits from 0 on as version": f.col(VERSION).isNull(),
     }
     (counts,) = pairs.agg(
         *(

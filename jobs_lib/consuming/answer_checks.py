@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jobs_lib.consuming.merging import EntityState
 from jobs_lib.errors import AnswerError
 from jobs_lib.jobs.json_values import check_plain
+from jobs_lib.kafka.checks import VERSIONS, explain_version
 from jobs_lib.reasons import explain
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 MOST_BYTES = 65_536
 """Of one entity, as JSON."""
 _MOST_GIVEN = 1_000
-_VERSIONS = range(-(2**63), 2**63)
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 """The types of columns that hold integers."""
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -27,18 +27,17 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 
 
 def check_version(version: object) -> None:
-    """Refuse a version that is no bigint.
+    """Refuse a version that no record has.
 
     Raises:
         AnswerError: it is none.
     """
-    if type(version) is int and version in _VERSIONS:
+    if type(version) is int and version in VERSIONS:
         return
-    kind = type(version).__name__
-    given = "is larger" if kind == "int" else f"is of the type {kind}"
     raise AnswerError(
-        f"a version must be an int of 64 bits, and this one {given}: give that of the "
-        "record, which the update has returned"
+        "a version must be 0 or more in an int of 64 bits, and this one is "
+        f"{explain_version(version)}: give that of the record, which the update has "
+        "returned"
     )
 
 

@@ -22,8 +22,8 @@ _LARGEST_SENT = "message.max.bytes"
 """The same limit in the relay's client."""
 _BY_DEFAULT = 1_000_000
 """The client's default limit; a broker takes a little more."""
-_VERSIONS = range(-(2**63), 2**63)
-"""The values of a bigint."""
+VERSIONS = range(2**63)
+"""What consumers can compare: the values of a bigint from 0 on."""
 _TOMBSTONES = "delete.retention.ms"
 _TWO_DAYS_MS = 172_800_000
 COMPACTION_LAG = "min.compaction.lag.ms"
@@ -81,19 +81,25 @@ def is_short(key: str) -> bool:
 
 
 def check_version(topic: Limits, version: object) -> None:
-    """Refuse a version that is no bigint.
+    """Refuse a version that is no bigint, or below 0: consumers do not read it.
 
     Raises:
-        PayloadError: the version is no bigint.
+        PayloadError: the version is none that consumers read.
     """
-    if version is None or (type(version) is int and version in _VERSIONS):
+    if version is None or (type(version) is int and version in VERSIONS):
         return
-    kind = type(version).__name__
-    given = "is larger" if kind == "int" else f"is of type {kind}"
     raise PayloadError(
-        f"a version of the topic {topic.name!r} must be an int of 64 bits or None, and "
-        f"this one {given}: give a number that grows with every change of the key"
+        f"a version of the topic {topic.name!r} must be an int of 64 bits from 0 "
+        f"on, or None, and this one is {explain_version(version)}: give a number that "
+        "grows with every change of the key"
     )
+
+
+def explain_version(version: object) -> str:
+    """Say what is wrong with a version, and not which one it is."""
+    if type(version) is int:
+        return "below 0" if version < 0 else "larger"
+    return f"of the type {type(version).__name__}"
 
 
 def check_headers(topic: Limits, headers: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from jobs_lib.kafka.checks import check_version
 from jobs_lib.masking import describe
 from jobs_lib.outbox.block import BATCH, Refusal
 from jobs_lib.outbox.losses import Losses
@@ -134,7 +135,12 @@ class States:
         ]
 
     def _fill_in(self, record: OutboxRecord, state: Any) -> None:
-        """Give the record the entity's state, or make it a tombstone if it is gone."""
+        """Give the record the entity's state, or make it a tombstone if it is gone.
+
+        Raises:
+            PayloadError: the state does not fit the topic, or has a version that no
+                consumer reads.
+        """
         record.value = None
         topic = self._topics[record.topic]
         if state is None or isinstance(state, Gone):
@@ -143,6 +149,7 @@ class States:
             if state is not None:
                 wanted = record.version if record.row_class == BATCH else None
                 known = state.version
+                check_version(topic, known)
                 record.version = known if wanted is None else max(known, wanted)
             elif record.version is None:
                 self._unversioned.report(record.topic, record.entity, record.row_id)
@@ -153,6 +160,7 @@ class States:
             record.more = label | dict(record.more or {})
         # The version in the row is for a tombstone, so the state's own replaces it.
         record.version = read_version(state)
+        check_version(topic, record.version)
 
 
 def _refuse_keys(records: list[OutboxRecord], error: str) -> list[Refusal]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs_lib.kafka.checks import check_version
 from jobs_lib.outbox.topic import Gone, Topic, read_version
 from jobs_lib.schemas.codec import show_json
 
@@ -109,9 +110,10 @@ class Outbox:
             state = entity.load_states(conn, [key]).get(key)
         if state is None:
             return None, version
-        if isinstance(state, Gone):
-            return None, state.version
-        return entity.topic.encode(state), read_version(state)
+        gone = isinstance(state, Gone)
+        version = state.version if gone else read_version(state)
+        check_version(entity.topic, version)
+        return None if gone else entity.topic.encode(state), version
 
     def _parse(self, topic: str, value: bytes | None) -> Any:
         if value is None:

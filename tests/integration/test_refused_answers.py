@@ -42,6 +42,7 @@ def any_(value: Any) -> Any:
         ("put", {"key": "s3cret" * 400}, "2,400 characters"),
         ("put", {"version": True}, "an int of 64 bits, and this one is of the type"),
         ("put", {"version": 2**63}, "this one is larger"),
+        ("wait_for", {"version": -1}, "0 or more .* this one is below 0: give"),
         ("put", {"entity": ["s3cret"]}, "an entity is of the type list"),
         ("put", {"entity": {"at": NOON}}, "kept as JSON: a datetime has no JSON form"),
         ("put", {"entity": {"n": math.nan}}, "cannot be kept as JSON"),

@@ -48,6 +48,9 @@ def test_sql_writes_what_python_would(admin):
         ("send('t', null, null)", "has no key"),
         ("send('t', 'k', '1', headers => '[1]')", "no object of strings"),
         ("send('t', 'k', '1', headers => '{\"a\": 1}')", "no object of strings"),
+        ("send('t', 'k', '1', version => -1)", "a version of .* t is below 0"),
+        ("send('t', 'k', null, version => -1)", "a version of .* t is below 0"),
+        ("send_current('t', 'k', 'things', -1)", "a version of .* t is below 0"),
         ("send_current('t', null, 'things')", "lacks its key"),
         ("send_current('t', 'k', null)", "lacks its key"),
     ],
@@ -106,6 +109,20 @@ def test_each_change_of_a_captured_table_is_a_row_with_the_id_alone(admin, aircr
     stop_capturing(admin, "own.Aircraft")
     admin.execute(f"delete from {aircraft}")
     assert rows(admin) == expected
+
+
+def test_a_number_below_0_in_a_captured_row_is_no_version(admin):
+    admin.execute("create table planes (tail text primary key, version bigint)")
+    capture_changes(admin, "planes", topic="planes", key="tail")
+    admin.execute("insert into planes values ('a', -5), ('b', -1), ('c', 0)")
+    admin.execute("update planes set version = version - 1 where tail <> 'c'")
+    admin.execute("update planes set tail = tail")
+    admin.execute("delete from planes")
+    found = admin.execute(
+        "select key, array_agg(version order by id) from jobs_lib.outbox"
+        " group by 1 order by 1"
+    ).fetchall()
+    assert found == [("a", 4 * [None]), ("b", 4 * [None]), ("c", [0, 1, 1])]
 
 
 def test_a_change_that_is_rolled_back_is_none(admin, connect, aircraft):

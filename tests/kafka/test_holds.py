@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from jobs_lib import operating
+from jobs_lib import Gone, operating
 from jobs_lib.cli.main import cli
 from jobs_lib.errors import OperatingError
 from jobs_lib.outbox.producers import ShardProducers
@@ -326,6 +326,30 @@ def test_a_state_that_cannot_be_read_holds_its_key_alone(
         operating.retry_holds(database, key="bad")
         await_left(0)
     assert {*values(bootstrap_servers, states)} == {"good", "bad", "fine"}
+
+
+def test_a_loaded_version_that_no_consumer_reads_holds_its_key_alone(
+    app, database, topic, connect, bootstrap_servers, await_left
+):
+    states = app.topic(topic(1), value=dict[str, int], compacted=True)
+    found = {"here": {"version": -1}, "gone": Gone(-1), "good": {"version": 0}}
+    app.entity(states, source="states", key="id")(lambda _, keys: found)
+    with connect() as connection:
+        for key in found:
+            states.send_current(connection, key=key)
+    with running(app, "relay"):
+        await_left(2)
+        holds = {one.key: one.error for one in operating.list_holds(database)}
+        assert {*holds} == {"here", "gone"}
+        assert all("is below 0: give a number" in error for error in holds.values())
+        found |= {"here": {"version": 1}, "gone": Gone(1)}
+        operating.retry_holds(database)
+        await_left(0)
+    versions = {
+        one.key: one.headers["ce_version"]
+        for one in read_topic(bootstrap_servers, states.name)
+    }
+    assert versions == {"here": "1", "gone": "1", "good": "0"}
 
 
 @pytest.mark.guarantee("FK10")

@@ -226,6 +226,9 @@ BAD = {
     "two of one version": (
         [("N1", 1, 1), ("N1", 2, 1)], None, "1 keys with two states of one version",
     ),
+    "a version below 0": (
+        [("N1", 1, -1)], None, "1 rows of .* no whole number of 64 bits from 0 on"
+    ),
     "a null version": ([("N1", 1, None)], None, "no whole number of 64 bits"),
     "a version that is no number": (
         [("N1", 1, "first")], "tail string, seats int, version string",
