@@ -4,6 +4,9 @@ The events of a block of records and the group's offset are committed in one tra
 of a producer. Two fences keep processes apart: an older producer of the same
 transactional id is refused, and so are offsets of a member that has lost its
 partitions.
+
+The offsets are in Kafka alone. What is committed with them names the id of their topic,
+so that nobody takes them for those of a topic that was made anew.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ from jobs_lib.consuming.transaction_writer import RefusedEventsError, Transactio
 from jobs_lib.errors import OffsetError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.refusal import explain
-from jobs_lib.kafka.shared_groups import mark_commits
+from jobs_lib.kafka.shared_groups import mark_commits, read_topic_id
+from jobs_lib.kafka.topic_ids import TopicIds
 from jobs_lib.loop import Loop
 from jobs_lib.masking import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
     from confluent_kafka import Consumer, Message
@@ -39,6 +43,9 @@ Partition = tuple[str, int]
 _POLL_SECONDS = 0.1
 _MOST_RECORDS = 500
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
+_REPLACED = (
+    "the topic was deleted and made anew: the function begins with its oldest record"
+)
 
 
 class Transactor:
@@ -64,7 +71,10 @@ class Transactor:
     ) -> None:
         self._settings = settings
         self._declared = declared
-        self._mark = mark_commits(installation)
+        self._installation = installation
+        self._ids = TopicIds(settings, [declared.topic])
+        self._topic_id: UUID | None = None
+        """Of the topic whose offsets are in ``_next``, as far as it is known."""
         stopping = threading.Event()
         # Before the offsets are read, what a dead process has left open must be over.
         # So it ends before Kafka gives the partitions of a dead member to another one.
@@ -114,6 +124,7 @@ class Transactor:
                 on_lost=self._on_revoke,
             )
             while not self._loop.stopping.is_set():
+                self._check_topic(self._ids.poll())
                 self._resume(consumer)
                 self._fetch(consumer)
                 self._handle_round(consumer)
@@ -125,6 +136,36 @@ class Transactor:
             self._writer.close()
             if consumer is not None:
                 consumer.close()
+
+    def _check_topic(self, ids: Mapping[str, UUID]) -> None:
+        """Refuse to go on in another topic of the same name.
+
+        The client does not notice it if that has a record at the offset that comes
+        next. The next client begins where the new topic does.
+
+        Raises:
+            OffsetError: it is another one.
+        """
+        found = ids.get(self._declared.topic)
+        if found is None or found == self._topic_id:
+            return
+        if self._topic_id is None or not self._next:
+            self._topic_id = found
+            return
+        for partition, following in self._next.items():
+            self._tell_replaced(partition, following)
+        raise OffsetError(
+            f"{self._declared.topic!r}: {_REPLACED}", partition, following
+        )
+
+    def _tell_replaced(self, partition: Partition, following: int) -> None:
+        telemetry.emit(
+            "topic.replaced",
+            group=self._declared.group,
+            origin=f"{partition[0]}/{partition[1]}",
+            next_offset=following,
+            error=_REPLACED,
+        )
 
     def _fetch(self, consumer: Consumer) -> None:
         """Fetch records, without those that are not to be handled."""
@@ -219,7 +260,8 @@ class Transactor:
         events: list[Event],
         following: int,
     ) -> None:
-        place = TopicPartition(*partition, following, self._mark)
+        mark = mark_commits(self._installation, self._topic_id)
+        place = TopicPartition(*partition, following, mark)
         with self.pulse.elsewhere():
             self._writer.write(events, place, consumer.consumer_group_metadata())
         self._next[partition] = following
@@ -249,7 +291,13 @@ class Transactor:
 
     def _resume(self, consumer: Consumer) -> None:
         now = time.monotonic()
-        for partition in [one for one, at in self._held.items() if at <= now]:
+        due = [one for one, at in self._held.items() if at <= now]
+        if due:
+            # Nobody has read these partitions meanwhile, so no client has noticed.
+            with self.pulse.elsewhere():
+                ids = self._ids.read([self._declared.topic])
+            self._check_topic(ids)
+        for partition in due:
             del self._held[partition]
             consumer.resume([TopicPartition(*partition)])
 
@@ -259,10 +307,15 @@ class Transactor:
             places = consumer.committed(
                 partitions, timeout=self._settings.session_timeout
             )
+            ids = self._ids.read([self._declared.topic])
+        self._topic_id = ids.get(self._declared.topic, self._topic_id)
         for at in places:
             if at.error is not None:
                 raise KafkaException(at.error)
             if at.offset < 0:
+                at.offset = OFFSET_BEGINNING
+            elif self._is_of_another(at):
+                self._tell_replaced((at.topic, at.partition), at.offset)
                 at.offset = OFFSET_BEGINNING
         if self._cooperative:
             consumer.incremental_assign(places)
@@ -272,6 +325,11 @@ class Transactor:
         consumer.resume(places)
         for at in places:
             self._next[at.topic, at.partition] = max(at.offset, 0)
+
+    def _is_of_another(self, at: TopicPartition) -> bool:
+        """Whether an offset was committed for the topic before this one."""
+        known = read_topic_id(at.metadata)
+        return None not in (known, self._topic_id) and known != str(self._topic_id)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # It is called in a poll, so no transaction is open.

@@ -56,9 +56,22 @@ class SharedGroup:
         )
 
 
-def mark_commits(installation: UUID) -> str:
-    """The metadata of the offsets that the services of a database commit."""
-    return f"{_MARK}{installation}"
+def mark_commits(installation: UUID, topic_id: UUID | None = None) -> str:
+    """The metadata of the offsets that the services of a database commit.
+
+    Args:
+        installation: the database's identity.
+        topic_id: of the topic that the offsets belong to, where nothing else keeps it.
+    """
+    mark = f"{_MARK}{installation}"
+    return mark if topic_id is None else f"{mark} {topic_id}"
+
+
+def read_topic_id(mark: str | None) -> str | None:
+    """The id of the topic that an offset belongs to; None if its mark has none."""
+    if mark is None or not mark.startswith(_MARK):
+        return None
+    return mark.partition(" ")[2] or None
 
 
 def find_shared(
@@ -124,7 +137,7 @@ def _find_marked(
     ours = mark_commits(installation)
     for topic in sorted(read[group]):
         for at in read_commits(settings, group, topic):
-            mark = at.metadata or ""
+            mark, _, _ = (at.metadata or "").partition(" ")
             if mark.startswith(_MARK) and mark != ours:
                 return topic
     return None

@@ -73,7 +73,8 @@
                                                      publishes to it meanwhile
     stream.opened      topic                         it may be published to again
     topic.replaced     group, origin, next_offset,   its topic was deleted and made
-                       error                         anew; it stands still
+                       error                         anew; it stands still, but for a
+                                                     function in Kafka's transactions
     consumer.started   group, delivery, batch,       a coordinated one: what it costs in
                        per_record, per_second        messages of the coordination log,
                                                      for a record, and for a partition

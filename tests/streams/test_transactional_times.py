@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from itertools import pairwise
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
 from jobs_lib.consuming.transactor import Transactor
+from jobs_lib.kafka.topic_ids import TopicIds
 from tests.support.apps import heard, running
 from tests.support.processes.processors import declare_copying
 from tests.support.records import key_of, produce, read_committed
+from tests.support.topics import make_anew
 
 pytestmark = pytest.mark.expects("fenced", "loop.failed")
 
@@ -213,3 +215,69 @@ def test_a_function_whose_next_record_is_gone_stands_still_until_its_offset_is_s
     with run():
         wait_for(lambda: len(read()) == 8, timeout=30, what="the others are made")
     assert read() == [0, 1, 2, 3, 6, 7, 8, 9]
+
+
+@pytest.mark.guarantee("FK20")
+def test_a_function_begins_with_the_oldest_record_of_a_topic_made_anew(
+    make, own_broker, target, read_log, wait_for
+):
+    name = own_broker.create(1)
+    servers, app = own_broker.bootstrap_servers, make()
+    stream, called = app.stream(target), []
+
+    @app.transactional(name, group=f"{name}-copy")
+    def copy(record) -> Any:
+        called.append(record.value["n"])
+        if record.value["n"] == 3:
+            raise ValueError("it always fails")
+        return stream.event(record.key, record.value)
+
+    def read() -> list[int]:
+        return sorted(one.json["n"] for one in read_log(target))
+
+    produce(servers, name, [("k", {"n": n}) for n in range(10)])
+    with running(app, "consumers"):
+        wait_for(lambda: called.count(3) > 1, timeout=30, what="one fails")
+        make_anew(own_broker.admin, name, 1)
+        # There is a record at the offset that comes next.
+        produce(servers, name, [("k", {"n": 100 + n}) for n in range(10)])
+        wait_for(
+            lambda: 109 in read(), timeout=60, what=lambda: f"the last of {read()}"
+        )
+    assert read() == [*range(3), *range(100, 110)]
+
+
+@pytest.mark.guarantee("FK20")
+def test_a_topic_made_anew_that_a_function_goes_on_reading_is_noticed(
+    make, own_broker, target, read_log, wait_for, monkeypatch
+):
+    name = own_broker.create(1)
+
+    def run() -> Any:
+        app = make()
+        declare_copying(app, name, target)
+        return running(app, "consumers")
+
+    def await_made(count: int) -> None:
+        wait_for(lambda: len(read_log(target)) == count, timeout=60, what="all")
+
+    def become_another(id_: UUID) -> None:
+        monkeypatch.setattr(TopicIds, "read", lambda self, topics: {name: id_})
+        monkeypatch.setattr(TopicIds, "poll", lambda self: {name: id_})
+
+    produce(own_broker.bootstrap_servers, name, [("k", {"n": n}) for n in range(4)])
+    with heard("topic.replaced") as told, run():
+        await_made(4)
+        become_another(uuid4())
+        # All records are of the new topic.
+        await_made(8)
+        assert told[0][1]["next_offset"] == 4
+        assert told[0][1]["origin"] == f"{name}/0"
+    # Nobody runs meanwhile, and Kafka keeps the offset of the one before.
+    with run():
+        produce(own_broker.bootstrap_servers, name, [("k", {"n": 4})])
+        await_made(9)
+    become_another(uuid4())
+    with heard("topic.replaced") as told, run():
+        await_made(14)
+        assert told[0][1]["next_offset"] == 5
