@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -452,6 +453,28 @@ def test_a_record_counts_whatever_time_its_producer_gave_it(
         (name,),
     ).fetchone()
     assert appended == year
+
+
+@pytest.mark.parametrize("versions", ["side", "row"])
+def test_a_read_model_takes_a_record_whatever_time_its_producer_gave_it(
+    make, admin, bootstrap_servers, topic, read_offsets, wait_for, versions
+):
+    name = topic(1, config={"message.timestamp.after.max.ms": str(2**63 - 1)})
+    columns = "" if versions == "side" else ", version bigint"
+    admin.execute(f"create table model (id text primary key{columns})")
+    app = make()
+    declare = app.read_model(
+        name, table="model", key="id", group=f"{name}-g", versions=versions
+    )
+    declare(lambda record: {})
+    producer = make_producer(bootstrap_servers)
+    # In nanoseconds, as some producers write by mistake.
+    for key, value in [("k", b"1"), ("gone", b"1"), ("gone", None)]:
+        producer.produce(name, key=key, value=value, timestamp=time.time_ns())
+        assert producer.flush(30) == 0
+    with running(app, "consumers"):
+        wait_for(lambda: read_offsets(name) == {0: 3}, timeout=30, what="all is in")
+    assert admin.execute("select id from model").fetchall() == [("k",)]
 
 
 @pytest.mark.guarantee("W77")
