@@ -42,7 +42,8 @@ START: Final = "start"
 _FOREIGN = re.compile(r"[^a-zA-Z0-9._-]")
 _ROWS = 5_000
 _NEW_SECONDS = 60.0
-"""How old the ends may be that a process has reached before rows go."""
+"""How old the ends may be that a process has reached before rows go, if newer ones are
+reached sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class Resync:
         self._ends: dict[int, int] = {}
         """The ends that this process has taken since, which must be reached, too."""
         self._ends_at = -math.inf
+        self._reached_in = math.inf
+        """Seconds that it took to reach the ends before these."""
         self._has_last_ends = False
         """Whether the ends were taken since all rows to be removed are gone."""
         self._removed = 0
@@ -247,6 +250,10 @@ class Resync:
         before them may be compacted away before anybody reads it, and the repeat
         changes no row: only whoever reads on sees that the topic has the key.
 
+        If newer ends are not reached in half the time, the next ones would not be newer
+        when they are reached: its gate may lag by that time for ever. A row that goes
+        too early is made again by what is read afterwards.
+
         Returns False if no more is to be read.
 
         Raises:
@@ -254,13 +261,14 @@ class Resync:
             UnavailableError: no broker answers.
         """
         now = time.monotonic()
-        if now < self._ends_at + _NEW_SECONDS:
+        took = now - self._ends_at
+        if took < _NEW_SECONDS or took > self._reached_in / 2:
             return False
         with self._open() as connection:
             if self._find_removing(connection) is None:
                 return False
         self._ends = find_places(self.settings, self.topic, "end")
-        self._ends_at = now
+        self._ends_at, self._reached_in = now, took
         return True
 
     def check_topic(self) -> None:
