@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _MOCK = "mock://"
-_NOT_FOUND = 404
+_MISSING = 404
+_NOT_FOUND = {0, *range(40400, 40500)}
+"""The codes of a registry that does not have what is asked for; Apicurio's is 0 where
+Confluent has none. A 404 with another one is that of a proxy while the registry is away,
+or of a wrong URL."""
 _DENIED = {401, 403}
-_ANSWERS_LATER = {408, 429}
+_ANSWERS_LATER = {_MISSING, 408, 429}
 _DEFAULTS: dict[str, str | float | bool] = {
     # Seconds for a request; without it the client waits for ever.
     "timeout": 5.0,
@@ -195,7 +199,7 @@ class Registry:
             yield self._open()
         except SchemaRegistryError as error:
             status = error.http_status_code
-            if status == _NOT_FOUND:
+            if status == _MISSING and error.error_code in _NOT_FOUND:
                 raise LookupError(str(error)) from None
             if status in _DENIED:
                 raise ConfigurationError(

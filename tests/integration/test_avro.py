@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import pytest
 from jobs_lib import App, PayloadError
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.operating.schemas import register_schemas
+from jobs_lib.schemas.avro import parse_schema
+from jobs_lib.schemas.registry import Registry
 from jobs_lib.service.service import Service
 from tests.support.apps import heard, make_app, running
 from tests.support.registry import serving
@@ -126,6 +129,39 @@ def test_a_service_waits_for_a_registry_that_is_still_starting(
         with running(app, "executor") as service:
             starter.join()
             assert service.is_ready
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda asked, schema: asked.read_schema(7),
+        lambda asked, schema: asked.find_id("states-value", schema),
+        lambda asked, schema: asked.read_versions("states-value"),
+        lambda asked, schema: asked.register("others-value", schema),
+        lambda asked, schema: asked.read_level("states-value"),
+    ],
+    ids=["read", "find", "versions", "register", "level"],
+)
+@pytest.mark.parametrize("page", [False, True], ids=["json", "page"])
+def test_a_404_that_is_not_the_registrys_is_no_answer(
+    app, registry, ask, page, monkeypatch
+):
+    asked, schema = Registry(app.settings), parse_schema(json.dumps(SCHEMA))
+    asked.register("states-value", schema)
+    registry.status = 404
+    if page:
+        monkeypatch.setattr(registry, "answer", lambda *_: (404, "nginx"))
+    with pytest.raises(UnavailableError, match=r"does not answer \(HTTP 404\)"):
+        ask(asked, schema)
+
+
+def test_a_registry_may_have_no_code_for_what_it_does_not_have(
+    app, registry, monkeypatch
+):
+    # As Apicurio, where no level is set.
+    missing = 404, {"error_code": 0, "message": "No rule was found."}
+    monkeypatch.setattr(registry, "answer", lambda *_: missing)
+    assert Registry(app.settings).read_level("states-value") is None
 
 
 def test_a_schema_needs_its_extra_only_where_it_is_declared(run_process):

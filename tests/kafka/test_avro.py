@@ -282,9 +282,11 @@ def test_bytes_that_are_no_avro_stop_their_partition_alone(
         assert "no schema 99" in fields["error"]
 
 
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("on_error", "status"), [("stop", 503), ("skip", 503), ("skip", 404)]
+)
 def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
-    release, registry, admin, topic, bootstrap_servers, wait_for, on_error
+    release, registry, admin, topic, bootstrap_servers, wait_for, on_error, status
 ):
     app, seen = release(), []
     states = app.topic(topic(1), value=Aircraft, schema=make_schema(1))
@@ -304,7 +306,7 @@ def test_a_registry_that_is_away_is_waited_for_and_no_record_blamed(
         seen.append(record.value.tail)
 
     with heard("record.failed", "loop.failed") as failed:
-        registry.status = 503
+        registry.status = status
         with running(reader, "consumers"):
             wait_for(lambda: failed, timeout=30, what="the outage is reported")
             assert seen == []
