@@ -197,13 +197,20 @@ class Consumer:
         return [loop.pulse for loop in self._loops] + others
 
     def start(self) -> None:
-        """Start the worker threads; they read nothing until partitions are taken."""
-        for one in self._declared.values():
-            one.open()
-        for loop in self._loops:
-            loop.start()
-        if self._done:
-            self._done.start()
+        """Start the worker threads; they read nothing until partitions are taken.
+
+        After an error none runs any more.
+        """
+        try:
+            for one in self._declared.values():
+                one.open()
+            for loop in self._loops:
+                loop.start()
+            if self._done:
+                self._done.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the threads. Call after the partitions have been released."""

@@ -36,17 +36,26 @@ class HandlerLoop:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Keep the loop running until as many calls of :meth:`close`."""
+        """Keep the loop running until as many calls of :meth:`close`.
+
+        Raises:
+            OSError: the process may open no more files.
+            RuntimeError: it may have no more threads.
+        """
         with self._lock:
+            if not self._users:
+                self._start()
+            # Not before: else the next one would find a loop that is not there.
             self._users += 1
-            if self._users > 1:
-                return
-            started = threading.Event()
-            self._thread = threading.Thread(
-                target=self._serve, args=(started,), name=_NAME, daemon=True
-            )
-            self._thread.start()
-            started.wait()
+
+    def _start(self) -> None:
+        started: Future[None] = Future()
+        thread = threading.Thread(
+            target=self._serve, args=(started,), name=_NAME, daemon=True
+        )
+        thread.start()
+        started.result()
+        self._thread = thread
 
     def close(self) -> None:
         """End the loop if nobody else has it open; running handlers are cancelled."""
@@ -64,9 +73,14 @@ class HandlerLoop:
         assert self._thread is not None
         return AsyncCall(self._loop, self._thread.ident or 0, make)
 
-    def _serve(self, started: threading.Event) -> None:
+    def _serve(self, started: Future[None]) -> None:
         with asyncio.Runner() as runner:
-            loop = runner.get_loop()
+            try:
+                loop = runner.get_loop()
+            # Whoever waits for the start raises it.
+            except BaseException as error:
+                started.set_exception(error)
+                return
             main = loop.create_task(self._main(started))
             while not main.done():
                 try:
@@ -75,10 +89,10 @@ class HandlerLoop:
                 except BaseException as error:
                     telemetry.emit("thread.ended", thread=_NAME, error=error)
 
-    async def _main(self, started: threading.Event) -> None:
+    async def _main(self, started: Future[None]) -> None:
         self._ending = ending = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        started.set()
+        started.set_result(None)
         while not ending.is_set():
             # A handler that cancels all tasks cancels this one, too.
             with suppress(asyncio.CancelledError):

@@ -128,10 +128,14 @@ class Ownership:
         )
 
     def start(self) -> None:
-        """Start the source, and follow it."""
+        """Start the source, and follow it; after an error neither runs any more."""
         self._process.add_watcher(self)
-        self._loop.start()
-        self._source.start(self._changed.set)
+        try:
+            self._loop.start()
+            self._source.start(self._changed.set)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the source and release everything."""

@@ -27,8 +27,8 @@ _MOCK = "mock://"
 _MISSING = 404
 _NOT_FOUND = {0, *range(40400, 40500)}
 """The codes of a registry that does not have what is asked for; Apicurio's is 0 where
-Confluent has none. A 404 with another one is that of a proxy while the registry is away,
-or of a wrong URL."""
+Confluent has none. Any other 404 is that of a proxy while the registry is away, or of a
+wrong URL."""
 _DENIED = {401, 403}
 _ANSWERS_LATER = {_MISSING, 408, 429}
 _DEFAULTS: dict[str, str | float | bool] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +64,15 @@ class AsyncWorkers:
         )
 
     def start(self) -> None:
-        """Start the thread."""
-        started = threading.Event()
-        self._started = started
+        """Start the thread.
+
+        Raises:
+            OSError: the process may open no more files.
+            RuntimeError: it may have no more threads.
+        """
+        self._started: Future[None] = Future()
         self._thread.start()
-        started.wait()
+        self._started.result()
         self._watchdog.start()
 
     def stop(self) -> None:
@@ -132,7 +137,12 @@ class AsyncWorkers:
 
     def _serve(self) -> None:
         with asyncio.Runner() as runner:
-            loop = runner.get_loop()
+            try:
+                loop = runner.get_loop()
+            # Whoever waits for the start raises it.
+            except BaseException as error:
+                self._started.set_exception(error)
+                return
             main = loop.create_task(self._main())
             while not main.done():
                 try:
@@ -146,7 +156,7 @@ class AsyncWorkers:
         self._loop = asyncio.get_running_loop()
         for _ in range(self.count):
             self._add_task()
-        self._started.set()
+        self._started.set_result(None)
         while self._tasks:
             # A handler that cancels all tasks cancels this one, too.
             with suppress(asyncio.CancelledError):
