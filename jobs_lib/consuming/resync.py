@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import uuid4
 
 from jobs_lib import telemetry
-from jobs_lib.errors import OperatingError
+from jobs_lib.errors import OperatingError, UnavailableError
 from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.places import (
     delete_group,
@@ -30,6 +30,7 @@ from jobs_lib.kafka.reader import Span
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
+    from uuid import UUID
 
     import psycopg
 
@@ -285,8 +286,8 @@ class Resync:
         topic, topic_id, *_ = row
         found = read_topic_ids(self.settings, [topic]).get(topic)
         # Kafka may not know the topic for a moment.
-        if found is not None and topic_id is not None and found != topic_id:
-            raise _refuse_other_topic(topic)
+        if found is not None:
+            _refuse_other_topic(topic, topic_id, found)
 
     def end(self) -> Ended | None:
         """Remove what the topic did not show, and forget the re-synchronisation.
@@ -300,7 +301,7 @@ class Resync:
         Raises:
             OperatingError: it has not reached all ends, or cannot know what the topic
                 has; nothing was removed. Or it has ended, and records were skipped.
-            UnavailableError: no broker answers.
+            UnavailableError: no broker answers, or none knows the topic for a moment.
         """
         removes = (
             self._check_seen_all() and self._keeps_all_keys() and self._has_whole_log()
@@ -436,8 +437,14 @@ class Resync:
                 return False
             topic, topic_id, *_ = row
             skipped = self._find_skipped(connection)
-        if read_topic_ids(self.settings, [topic]).get(topic) != topic_id:
-            raise _refuse_other_topic(topic)
+        found = read_topic_ids(self.settings, [topic]).get(topic)
+        if found is None and topic_id is not None:
+            raise UnavailableError(
+                f"Kafka does not know the topic {topic!r} at the moment, so nobody "
+                "knows whether it is still the same: no row was removed. Call the "
+                "re-synchronisation again to go on with it"
+            )
+        _refuse_other_topic(topic, topic_id, found)
         if skipped is not None:
             raise OperatingError(
                 f"{skipped}. Nobody knows which keys the topic has: no row was "
@@ -530,11 +537,13 @@ def _name_place(at: datetime | int | None, partition: int | None) -> str:
     return place if partition is None else f"{place} of partition {partition}"
 
 
-def _refuse_other_topic(topic: str) -> OperatingError:
-    return OperatingError(
-        f"{topic!r} was deleted and made anew since the re-synchronisation began: end "
-        "it with --cancel, and begin again"
-    )
+def _refuse_other_topic(topic: str, begun: UUID | None, found: UUID | None) -> None:
+    """Refuse to go on with another topic of the same name, where both ids are known."""
+    if None not in (begun, found) and begun != found:
+        raise OperatingError(
+            f"{topic!r} was deleted and made anew since the re-synchronisation began: "
+            "end it with --cancel, and begin again"
+        )
 
 
 def _check_offset(topic: str, starts: dict[int, int], ends: dict[int, int]) -> None:

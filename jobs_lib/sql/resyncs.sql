@@ -7,7 +7,14 @@ on conflict (model) do nothing
 returning model
 
 -- name: read_resync
-select r.topic, r.topic_id, r.consumer_group, r.begins, r.started_at
+-- Where Kafka did not know the topic for a moment when it began, its id is the one with
+-- which the partitions were taken.
+select r.topic, coalesce(r.topic_id, (
+        select f.topic_id from {schema}.offsets f
+        where f.consumer_group = r.consumer_group and f.topic = r.topic
+            and f.topic_id is not null
+        order by f.partition limit 1
+    )), r.consumer_group, r.begins, r.started_at
 from {schema}.resyncs r
 where r.model = %(model)s
 

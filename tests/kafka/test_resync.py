@@ -6,7 +6,7 @@ import json
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from jobs_lib.consuming.read_model import ReadModel
 from jobs_lib.consuming.resync import Resync
-from jobs_lib.errors import OperatingError
+from jobs_lib.errors import OperatingError, UnavailableError
 from jobs_lib.kafka import places
 from jobs_lib.kafka.topic_settings import delete_before
 from jobs_lib.operating.read_models import list_read_models
@@ -710,6 +710,30 @@ def test_it_ends_with_an_error_once_its_topic_was_made_anew(
         resync(app, "model", *place, report=report, stopping=stopping)
     assert read() == OLD
     cancel_resync(app, "model")
+
+
+@pytest.mark.parametrize("versions", ["row"], indirect=True)
+def test_a_topic_that_kafka_does_not_know_for_a_moment_was_not_made_anew(
+    declare, read, name, admin, monkeypatch, wait_for
+):
+    app = declare("n")
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    admin.execute("insert into model values ('orphan', 1)")
+    asked = "jobs_lib.consuming.resync.read_topic_ids"
+    with monkeypatch.context() as unknown:
+        unknown.setattr(asked, lambda *_: {})
+        begin_resync(app, "model")
+        with pytest.raises(UnavailableError, match="does not know the topic"):
+            resync(app, "model")
+    assert "orphan" in read()
+    # Its id is known by now, so that another topic would be noticed.
+    with monkeypatch.context() as replaced:
+        replaced.setattr(asked, lambda *_: {name: uuid4()})
+        with pytest.raises(OperatingError, match="was deleted and made anew since"):
+            resync(app, "model")
+    resync(app, "model")
+    assert read() == OLD
 
 
 @pytest.mark.guarantee("W64")
