@@ -97,6 +97,8 @@ class Poller:
         """The newest command of each partition that begins or pauses it."""
         self._out_of_range: dict[Partition, float] = {}
         """Those that librdkafka has ceased to read, and since when."""
+        self._is_silent = False
+        """Whether a broker has not answered in this round."""
         self._stopping = threading.Event()
         self._has_news = threading.Event()
         """Set when it is worth to poll before a rest is over."""
@@ -210,11 +212,21 @@ class Poller:
         """Raise an error that ends the work of this client."""
 
     def _obey(self, consumer: Consumer) -> None:
-        """Run the commands of other threads; keep those that come too early."""
+        """Run the commands of other threads; keep those that come too early.
+
+        A broker that does not answer is waited for once in a round: Kafka takes all
+        partitions from a member that does not poll.
+        """
+        self._is_silent = False
+        unanswered: list[Callable[[Consumer], bool]] = []
         for _ in range(len(self._commands)):
-            command = self._commands.popleft()
+            command, was_silent = self._commands.popleft(), self._is_silent
             if not command(consumer):
-                self._commands.append(command)
+                is_unanswered = self._is_silent and not was_silent
+                (unanswered if is_unanswered else self._commands).append(command)
+            self.pulse.beat()
+        # The next round begins with another one, whose broker may answer.
+        self._commands.extend(unanswered)
 
     def _poll_once(self, consumer: Consumer, wait: float = POLL_SECONDS) -> None:
         self._obey(consumer)
@@ -265,13 +277,19 @@ class Poller:
         """
         if partition not in self._out_of_range:
             return True
+        if self._is_silent or self._stopping.is_set():
+            return False
+        asked_at = time.monotonic()
         try:
             start, end = consumer.get_watermark_offsets(
                 TopicPartition(*partition), timeout=_ANSWER_SECONDS
             )
         except KafkaException as failure:
             error: KafkaError = failure.args[0]
-            waited = time.monotonic() - self._out_of_range[partition]
+            now = time.monotonic()
+            is_late = now > asked_at + _ANSWER_SECONDS / 2
+            self._is_silent = is_late or error.code() == KafkaError._TIMED_OUT
+            waited = now - self._out_of_range[partition]
             # The partition's broker may have just come or gone: ask again.
             if error.code() not in SOON or waited > _LEADER_SECONDS:
                 topic = partition[0]

@@ -150,3 +150,35 @@ def test_a_partition_at_whose_assignment_the_client_fails_is_lost(monkeypatch):
         next(reader._poll())
     # Its owner assigns it again. Else nobody would ever read it.
     listener.lost.assert_called_once_with(frozenset({OURS}))
+
+
+@pytest.mark.expects("loop.failed")
+def test_a_broker_that_does_not_answer_is_waited_for_once_in_a_round():
+    member = GroupMember(make_app("").settings, "group", ["topic"])
+    member.listen(listener := Mock())
+    parts = [("topic", number) for number in range(30)]
+    member._on_assign(Mock(), [TopicPartition(*one) for one in parts])
+    for one in parts:
+        member.ask_range(one)
+    asked: list[int] = []
+    beats = member.pulse.beats
+
+    def answer(at: TopicPartition, timeout: float) -> tuple[int, int]:
+        asked.append(at.partition)
+        if at.partition < 2:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return 0, 7
+
+    consumer = Mock(get_watermark_offsets=answer)
+    member._obey(consumer)
+    assert asked == [0]
+    member._obey(consumer)
+    assert asked == [0, 1]
+    # The others have another broker.
+    member._obey(consumer)
+    assert asked == [0, 1, *range(2, 30), 0]
+    assert listener.out_of_range.call_count == 28
+    assert member.pulse.beats > beats + 30
+    member._stopping.set()
+    member._obey(consumer)
+    assert len(asked) == 31
