@@ -69,7 +69,8 @@ def count_lag(
 def ask_lag(positions: Positions, topic: str, group: str, within: float) -> int | None:
     """Ask how far a group is behind; None if Kafka has not said so lately.
 
-    The call is the question for the next answer.
+    The call is the question for the next answer. An offset above the end is none: the
+    topic was made anew, and the group has handled nothing of it.
 
     Args:
         positions: asks Kafka.
@@ -80,11 +81,17 @@ def ask_lag(positions: Positions, topic: str, group: str, within: float) -> int 
     starts = positions.ask_starts(topic, within=within)
     ends = positions.ask_ends(topic, within=within)
     committed = positions.ask_committed(group, topic, within=within)
-    if starts is None or ends is None or committed is None:
+    handled = positions.ask_handled(group, topic, within=within)
+    if starts is None or ends is None or committed is None or handled is None:
         return None
     if not (starts.is_complete and ends.is_complete):
         return None
-    return count_lag(starts.offsets, ends.offsets, committed.offsets)
+    places = {
+        number: offset
+        for number, offset in committed.offsets.items()
+        if number not in handled.above
+    }
+    return count_lag(starts.offsets, ends.offsets, places)
 
 
 def find_readers(settings: Settings, topic: str, *, every: bool = False) -> Readers:
@@ -119,8 +126,16 @@ def find_readers(settings: Settings, topic: str, *, every: bool = False) -> Read
                 break
             continue
         answered += 1
+        if any(offset > ends.get(number, 0) for number, offset in committed.items()):
+            # They have grown, or the offset is that of a topic that was made anew.
+            ends = find_places(settings, topic, "end")
         if committed:
-            found.append(ReadingGroup(name, count_lag(starts, ends, committed)))
+            places = {
+                number: offset
+                for number, offset in committed.items()
+                if offset <= ends.get(number, 0)
+            }
+            found.append(ReadingGroup(name, count_lag(starts, ends, places)))
     found.sort(key=lambda one: -one.lag)
     return Readers(found, len(names) - answered)
 

@@ -205,6 +205,16 @@ def test_it_pauses_above_the_limit_and_goes_on_at_half_of_it(
 
 
 def test_what_a_person_has_paused_stays_so(shop, follower, database, looks, wait_for):
+    name = name_topic(shop)
+
+    def keep_up() -> None:
+        ends = find_places(shop.settings, name, "end")
+        follower.commit_soon(name, ends)
+
+    def has_finished() -> bool:
+        keep_up()
+        return api.status(database, "items").state == "finished"
+
     with running(shop, "executor", "relay"):
         start(shop, follower)
         wait_for(
@@ -212,18 +222,14 @@ def test_what_a_person_has_paused_stays_so(shop, follower, database, looks, wait
         )
         progress = api.pause(database, "items")
         assert (progress.state, progress.lagging) == ("paused", False)
-        # Far behind whatever will be sent: its lag is over for good.
-        follower.commit_soon(name_topic(shop), {0: 100 * ITEMS})
+        # Its lag is over.
+        keep_up()
         after = len(looks)
         wait_for(lambda: looks[after:].count(0) > 3, what="it is looked at no more")
         assert api.status(database, "items").state == "paused"
         api.set_rate(database, "items", FAST)
         api.resume(database, "items")
-        wait_for(
-            lambda: api.status(database, "items").state == "finished",
-            timeout=60,
-            what="it goes on",
-        )
+        wait_for(has_finished, timeout=60, what="it goes on")
 
 
 def test_without_a_limit_it_goes_on(shop, follower, database, wait_for):
