@@ -35,6 +35,8 @@ _wait_option = click.option(
     help="Seconds to wait until nobody holds a partition.",
 )
 _group_argument = click.argument("group")
+_DIGITS = 19
+"""Of the largest offset."""
 _ENDS: dict[str, Place] = {"earliest": "earliest", "latest": "latest"}
 
 
@@ -44,7 +46,7 @@ def _read_place(
     """Read where a group goes on; the callback of an option."""
     if value in _ENDS:
         return _ENDS[value]
-    if value.isdecimal():
+    if value.isascii() and value.isdecimal() and len(value) <= _DIGITS:
         return int(value)
     return read_time(context, option, value)
 

@@ -23,6 +23,8 @@ REACHED = 0.975
 """The share of its rate that a long re-export reaches: see ``take_records``."""
 LAG_LIMIT = 10**15
 _NAME_BYTES = 249
+_DIGITS = 20
+"""Of a limit, at most: Python reads no number of thousands of digits."""
 _WITHIN = 120.0
 """Seconds without an answer after which a connection counts as lost: some statements
 wait for a block that is written, or wake up many jobs."""
@@ -192,10 +194,11 @@ def parse_lag_limit(text: str) -> LagLimit:
     """
     group, _, records = text.rpartition(":")
     # `isdecimal` takes the digits of every script.
-    if records.isascii() and records.isdecimal():
+    if records.isascii() and records.isdecimal() and len(records) <= _DIGITS:
         return check_lag_limit(LagLimit(group, int(records)))
     raise ReexportError(
-        f"a limit of the lag is GROUP:RECORDS, such as search:10000, not {text!r}"
+        "a limit of the lag is GROUP:RECORDS, such as search:10000, not "
+        f"{text[:_NAME_BYTES]!r}"
     )
 
 

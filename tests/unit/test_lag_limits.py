@@ -31,7 +31,9 @@ def test_a_name_that_no_group_can_have_is_refused(group):
         parse_lag_limit(f"{group}:1")
 
 
-@pytest.mark.parametrize("text", ["search", "search:", "search:x", "search:٣", ":"])
+@pytest.mark.parametrize(
+    "text", ["search", "search:", "search:x", "search:٣", ":", "search:" + 5_000 * "9"]
+)
 def test_what_is_no_limit_is_refused(text):
     with pytest.raises(ReexportError, match="GROUP:RECORDS"):
         parse_lag_limit(text)

@@ -135,6 +135,8 @@ def test_it_is_mounted_under_a_prefix(app, client):
         ("aircraft/rate", {}, 422, "rate is missing"),
         ("aircraft/rate", {"rate": 0}, 422, "the rate must be"),
         ("aircraft/watch-lag", {"limit": "x:0"}, 422, "limit must be"),
+        ("aircraft/watch-lag", {"limit": "x:" + 5_000 * "9"}, 422, "GROUP:RECORDS"),
+        ("aircraft/start", {"rate": 1, "watch_lag": "x:" + 5_000 * "9"}, 422, "GROUP"),
         ("aircraft/pause", {"now": 1}, 422, "known are: none"),
         ("aircraft/pause", {}, 409, "was never re-exported"),
     ],
