@@ -20,7 +20,7 @@ from jobs_lib.declaring import (
     TopicDeclarations,
     TransactionDeclarations,
 )
-from jobs_lib.declaring.models import find_model
+from jobs_lib.declaring.models import find_model, refuse_other_keys
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.declaring.transactions import check_apart
 from jobs_lib.errors import ConfigurationError
@@ -251,11 +251,13 @@ class App(
             model: the function below ``@app.read_model``, or the name of a table.
 
         Raises:
-            ConfigurationError: no read model of this app is meant by it, or several.
+            ConfigurationError: no read model of this app is meant by it, or several; or
+                the versions of its table have different keys.
         """
         from jobs_lib.consuming.answers import Answers
 
         declared = find_model(self.consumers, model)
+        refuse_other_keys(self.consumers, declared)
         return Answers(declared, self._load_queries, lambda: self.settings)
 
     def close(self) -> None:

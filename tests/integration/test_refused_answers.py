@@ -132,6 +132,47 @@ def test_a_table_that_is_not_there_is_named(database_url, connect):
         connection.execute("select 1")
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"key": "number"}, "keys of str in the column 'number'"),
+        ({"key": "id", "key_type": int}, "keys of int in the column 'id'"),
+        ({"key": "id", "versions": "side"}, "keys of str beside the table"),
+    ],
+    ids=["column", "type", "place"],
+)
+def test_versions_of_a_table_with_different_keys_give_no_answers(other, told):
+    app = make_app("")
+
+    def first(record): ...
+    def second(record): ...
+
+    app.read_model("things", table="thing_rm", key="id", group="g")(first)
+    assert app.answers(first)
+    app.read_model("things", table="thing_rm", group="g", version=2, **other)(second)
+    for asked in (first, second):
+        with pytest.raises(
+            ConfigurationError,
+            match=f"has keys of str in the column 'id' and version 2 has {told}. Give",
+        ):
+            app.answers(asked)
+
+
+def test_versions_beside_a_table_give_answers_whatever_its_column_is_called():
+    app = make_app("")
+
+    def first(record): ...
+    def second(record): ...
+
+    for number, (function, key) in enumerate([(first, "id"), (second, "no")], 1):
+        app.read_model(
+            "things", table="thing_rm", key=key, group="g", versions="side",
+            version=number,
+        )(function)  # fmt: skip
+    assert app.answers(first)
+    assert app.answers(second)
+
+
 def test_a_read_model_is_named_by_its_function_or_one_of_its_tables():
     app = make_app("")
 
