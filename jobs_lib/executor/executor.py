@@ -197,11 +197,18 @@ class Executor:
         return [*pulses, *(one.pulse for one in self._dispatchers)]
 
     def start(self) -> None:
-        """Start the threads; nothing runs until origins are acquired."""
-        for workers in self._pools.values():
-            workers.start()
-        for dispatcher in self._dispatchers:
-            dispatcher.start()
+        """Start the threads; nothing runs until origins are acquired.
+
+        After an error none runs any more.
+        """
+        try:
+            for workers in self._pools.values():
+                workers.start()
+            for dispatcher in self._dispatchers:
+                dispatcher.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the threads. Call after the origins have been released."""

@@ -87,10 +87,17 @@ class Relay:
         return senders + self._listener.pulses
 
     def start(self) -> None:
-        """Start the threads; they send nothing until they are given shards."""
-        for sender in self._senders:
-            sender.start()
-        self._listener.start()
+        """Start the threads; they send nothing until they are given shards.
+
+        After an error none runs any more.
+        """
+        try:
+            for sender in self._senders:
+                sender.start()
+            self._listener.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Stop the threads. Call after the shards have been released."""

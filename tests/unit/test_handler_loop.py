@@ -6,18 +6,13 @@ import asyncio
 import errno
 import threading
 from typing import Any
-from unittest.mock import AsyncMock, MagicMock, Mock
-from uuid import uuid4
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from jobs_lib.consuming import handler_loop as module
-from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.handler_loop import HandlerLoop
 from jobs_lib.executor.running.event_loop import AsyncWorkers
-from jobs_lib.loop import Loop
-from jobs_lib.ownership import StaticSource
-from jobs_lib.ownership.ownership import Ownership
 
 NO_THREAD = RuntimeError("can't start new thread")
 NO_FILE = OSError(errno.EMFILE, "too many open files")
@@ -55,57 +50,6 @@ def test_the_loop_of_async_jobs_says_why_it_cannot_start(monkeypatch):
     monkeypatch.setattr("asyncio.Runner.get_loop", fail(NO_FILE))
     with pytest.raises(OSError, match="too many open files"):
         workers.start()
-
-
-@pytest.fixture
-def second_fails(monkeypatch) -> list[Loop]:
-    """Let the second loop that is started get no thread; the list has the first one."""
-    started: list[Loop] = []
-    start = Loop.start
-
-    def start_once(self: Loop) -> None:
-        if started:
-            raise NO_THREAD
-        started.append(self)
-        start(self)
-
-    monkeypatch.setattr(Loop, "start", start_once)
-    return started
-
-
-def test_a_consumer_without_its_second_thread_leaves_none_behind(second_fails):
-    declared = Mock(topic="t", after=(), block=None, waits_for_relay=False)
-    consumer = Consumer(
-        *(MagicMock(), Mock(group="a"), [declared], uuid4()),
-        threads=2,
-        block=100,
-        block_seconds=1.0,
-        prefetch_bytes=1_000_000,
-        heartbeat=1.0,
-        topic_ids=Mock(),
-    )
-    with pytest.raises(RuntimeError, match="can't start"):
-        consumer.start()
-    (first,) = second_fails
-    assert not first._thread.is_alive()
-    assert declared.close.called
-
-
-def test_an_ownership_without_its_source_leaves_no_thread_behind(second_fails):
-    class Watching(StaticSource):
-        def start(self, changed: Any) -> None:
-            Loop("watch", lambda: iter(())).start()
-
-    ownership = Ownership(
-        *(MagicMock(), Mock(has_left=False), "a", Watching([]), Mock()),
-        interval=60,
-        stale_after=60,
-        handover_timeout=1,
-    )
-    with pytest.raises(RuntimeError, match="can't start"):
-        ownership.start()
-    (first,) = second_fails
-    assert not first._thread.is_alive()
 
 
 def test_a_call_that_comes_as_the_loop_ends_is_over_with_it(monkeypatch):
