@@ -17,7 +17,7 @@ from jobs_lib.consuming.record import (
 )
 from jobs_lib.consuming.subscription import BlockError
 from jobs_lib.errors import RecordError
-from jobs_lib.kafka.timestamps import read_milliseconds
+from jobs_lib.kafka.timestamps import LATEST_MS, read_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,7 +143,10 @@ def read_changes(
                     # Almost every row is a dict, which is the quicker question.
                     if row is not None and type(row) is not dict:
                         check_row(row)
-                milliseconds = read_milliseconds(message)
+                _, milliseconds = message.timestamp()
+                # Almost every time is within the bounds, likewise.
+                if not 0 <= milliseconds <= LATEST_MS:
+                    milliseconds = read_milliseconds(message)
                 offset = message.offset() or 0
                 made.append((key, version, row, offset, milliseconds))
         if keeps_records:

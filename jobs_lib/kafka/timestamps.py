@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-_LATEST_MS = 253_402_300_799_999
+LATEST_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, which is the last one that Python knows."""
 
 
@@ -17,7 +17,7 @@ def read_milliseconds(message: Message) -> int:
 
     A producer may write any number: the year 9999 is last.
     """
-    return min(max(message.timestamp()[1], 0), _LATEST_MS)
+    return min(max(message.timestamp()[1], 0), LATEST_MS)
 
 
 def read_timestamp(message: Message) -> datetime:
