@@ -141,7 +141,7 @@ def handle_all(stage: Stage, records: int, *, gated: bool) -> float:
 
     began: list[float] = []
     stage.fill(records)
-    stage.commit(records)
+    stage.commit(records // stage.partitions)
     with running(stage.app, "consumers"):
         if not ended.wait(_LONG):
             raise RuntimeError(f"{handled:,} of {records:,} records in {_LONG:g} s")

@@ -18,6 +18,7 @@ from benchmarks.figures import ratio
 from benchmarks.machine import read_usage
 from benchmarks.ownership.pods import wait_until
 from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.places import find_places
 from jobs_lib.settings import load_settings
 
 if TYPE_CHECKING:
@@ -91,13 +92,13 @@ def measure_gate(bench: Bench, stage: Stage) -> Figures:
     """Insert a row for each record, with a gate that is open, and without one."""
 
     def open_gate(topic: Topic) -> None:
-        consumer = make_consumer(
-            load_settings(kafka_bootstrap_servers=stage.broker.bootstrap_servers),
-            OPEN_GROUP,
-        )
-        count = len(consumer.list_topics(topic.name).topics[topic.name].partitions)
-        ends = [TopicPartition(topic.name, n, topic.records) for n in range(count)]
-        consumer.commit(offsets=ends, asynchronous=False)
+        servers = stage.broker.bootstrap_servers
+        settings = load_settings(kafka_bootstrap_servers=servers)
+        # An offset above an end would close the gate.
+        ends = find_places(settings, topic.name, "end")
+        consumer = make_consumer(settings, OPEN_GROUP)
+        places = [TopicPartition(topic.name, *one) for one in ends.items()]
+        consumer.commit(offsets=places, asynchronous=False)
         consumer.close()
 
     rows = bench.alternate(
