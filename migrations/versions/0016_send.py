@@ -52,6 +52,18 @@ begin
 end
 $function$;
 
+-- Refuses versions that consumers do not read: jobs_lib.kafka.checks.check_version.
+create function check_version(topic text, version bigint) returns void
+language plpgsql as $function$
+begin
+    if version < 0 then
+        raise exception 'a version of the topic % is below 0', topic
+            using errcode = 'invalid_parameter_value',
+                hint = 'Give a number from 0 on that grows with each change.';
+    end if;
+end
+$function$;
+
 -- Sends a record with a value of JSON; null is a tombstone. The caller names the topic
 -- as a service declares it. The key is locked before the id is drawn, so the ids of a
 -- key rise in the order in which their transactions commit.
@@ -71,6 +83,7 @@ declare
     new_id bigint;
 begin
     perform check_key(topic, key);
+    perform check_version(topic, version);
     if value is null and key is null then
         raise exception 'a tombstone of the topic % has no key', topic
             using errcode = 'invalid_parameter_value',
@@ -117,6 +130,7 @@ declare
     new_id bigint;
 begin
     perform check_key(topic, key);
+    perform check_version(topic, version);
     if key is null or entity is null then
         raise exception 'a record of the topic % lacks its key or its entity', topic
             using errcode = 'invalid_parameter_value',
@@ -154,7 +168,7 @@ $function$;
 DOWNGRADE = """
 drop function send_current(text, text, text, boolean);
 drop function send_current(text, text, text, bigint, boolean);
-drop function send, check_key, place_record;
+drop function send, check_version, check_key, place_record;
 """
 
 

@@ -83,17 +83,16 @@ begin
     -- Of each change: an updated row may be gone when its record leaves, or be one that
     -- the entity's function leaves out. Its version is the change's own, and follows
     -- the row's last one where the change has none. A column of that name may hold
-    -- anything else, which must not cost the caller's change.
+    -- anything else, or a number below 0: it must not cost the caller's change.
     if tg_op = 'DELETE' or last_version = end_version then
         end_version := null;
-        if last_version ~ '^-?[0-9]{1,19}$'
-            and last_version::numeric >= -9223372036854775808
+        if last_version ~ '^[0-9]{1,19}$'
             and last_version::numeric < 9223372036854775807
         then
             end_version := last_version::bigint + 1;
         end if;
-    elsif end_version !~ '^-?[0-9]{1,19}$'
-        or end_version::numeric not between -9223372036854775808 and 9223372036854775807
+    elsif end_version !~ '^[0-9]{1,19}$'
+        or end_version::numeric > 9223372036854775807
     then
         end_version := null;
     end if;
