@@ -90,7 +90,12 @@ class Faults:
         """Let a second process take partitions, and give them back."""
         other = service.start_worker()
         deadline = time.monotonic() + DEADLINE
-        while self._count_owners(service) < 2 and time.monotonic() < deadline:
+        while self._count_owners(service) < 2:
+            if time.monotonic() > deadline:
+                raise SystemExit(
+                    f"a second process of {service.name} has no partition after "
+                    f"{DEADLINE:g} s: give it more time, or look at what it has written"
+                )
             time.sleep(0.1)
         service.stop(other)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,9 +225,37 @@ def test_a_group_that_nobody_knows_holds_everything_and_is_named(
     assert f"{other.name!r} has committed nothing of {name!r}" in fields["reason"]
 
 
+@pytest.mark.guarantee("K2", "I30")
+def test_a_record_whose_call_fails_behind_an_open_gate_stays_the_first(
+    make, bootstrap_servers, topic, group, seen, read_seen, wait_for
+):
+    name, other = topic(1), group()
+    app = make(gate_refresh=REFRESH)
+    answers = threading.Event()
+
+    @app.consumer(name, group=f"{name}-own", after=[(name, other.name)])
+    def call(record, conn) -> None:
+        if not answers.is_set():
+            raise ConnectionError("the service has handled it, and is down")
+        conn.execute(seen, (record.partition, record.value))
+
+    produce(bootstrap_servers, name, [("k", n) for n in range(3)])
+    other.commit(name, 3)
+    with heard("record.failed") as failed, running(app, "consumers") as service:
+        wait_for(lambda: len(failed) > 1, timeout=60, what="the call is repeated")
+        other.commit(name, 0)
+        wait_for(lambda: is_held(service, at=0), timeout=30, what="it is held again")
+        answers.set()
+        assert read_seen() == []
+        other.commit(name, 3)
+        wait_for(lambda: read_seen() == [0, 1, 2], timeout=60, what="all are in")
+    assert {fields["offset"] for _, fields in failed} == {0}
+
+
 @pytest.mark.guarantee("K12", "FK17")
-def test_a_group_that_is_set_back_holds_the_consumer_again(
-    make, admin, bootstrap_servers, topic, group, seen, read_seen, wait_for
+@pytest.mark.parametrize("how", ["set back", "deleted"])
+def test_a_group_that_is_set_back_or_deleted_holds_the_consumer_again(
+    make, kafka_admin, bootstrap_servers, topic, group, seen, read_seen, wait_for, how
 ):
     name, other = topic(1), group()
     app = make(gate_refresh=REFRESH)
@@ -235,18 +264,23 @@ def test_a_group_that_is_set_back_holds_the_consumer_again(
     other.commit(name, 3)
     with running(app, "consumers") as service:
         wait_for(lambda: read_seen() == [0, 1, 2], timeout=30, what="all are in")
-        other.commit(name, 0)
+        if how == "set back":
+            other.commit(name, 0)
+        else:
+            kafka_admin.delete_consumer_groups([other.name])[other.name].result()
         asked: Any = service._dependencies
         wait_for(
             lambda: (
                 (known := asked.ask_committed(other.name, name)) is not None
-                and known.offsets == {0: 0}
+                and known.offsets == ({0: 0} if how == "set back" else {})
             ),
             timeout=30,
             what="the answer has come",
         )
         produce(bootstrap_servers, name, [("k", 3)])
         wait_for(lambda: is_held(service, at=3), timeout=30, what="it is held")
+        state = "waits" if how == "set back" else "missing"
+        assert [one.state for one in list_gates(app)] == [state]
         other.commit(name, 3)
         other.commit(name, 4)
         wait_for(lambda: read_seen() == [0, 1, 2, 3], timeout=30, what="it goes on")

@@ -207,6 +207,7 @@ def test_an_answer_that_is_too_old_is_none(positions, topic, get):
     assert positions.ask_ends(name, within=OLD) is not None
 
 
+@pytest.mark.guarantee("FK17", "K4")
 def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
     make, topic, monkeypatch, wait_for
 ):

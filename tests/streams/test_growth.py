@@ -25,6 +25,7 @@ from tests.support.apps import heard, make_app, running
 from tests.support.groups import Group
 from tests.support.processes.publishers import GROWTH_STEPS
 from tests.support.proxy import Proxy
+from tests.support.records import produce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ QUICK: dict[str, Any] = {"publish_timeout": 3}
 """What is on its way is waited for by this and four seconds."""
 MOVES = next(key for key in KEYS if choose_partition(key, AFTER) >= BEFORE)
 """A key that gets another partition."""
+OLD_PLACE = choose_partition(MOVES, BEFORE)
+"""Its partition before."""
 
 
 @pytest.fixture
@@ -238,6 +241,59 @@ def test_a_group_that_was_set_back_after_kafka_was_told_is_waited_for(
     with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
         grow(app, name, AFTER, seconds=7.5)
     assert count_partitions(app.settings, name) == BEFORE
+
+
+@pytest.mark.guarantee("T20")
+def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
+    make, own_broker, name, wait_for, monkeypatch
+):
+    # No event of a publisher is on its way.
+    monkeypatch.setattr(growth, "GOOD_SECONDS", 0.0)
+    monkeypatch.setattr(growth, "_TELL_PAUSE", 0.0)
+    app, servers = make(**QUICK), own_broker.bootstrap_servers
+    app.stream(name)
+    may_end = threading.Event()
+
+    @app.job()
+    def register(job) -> None:
+        may_end.wait()
+
+    @app.consumer(name, group=f"{name}-g", done=True)
+    def handle(record, conn) -> None:
+        register.enqueue(conn)
+
+    produce(servers, name, [(MOVES, 0)])
+    other = Group(servers)
+    told: list[str] = []
+    growing = threading.Thread(
+        target=grow,
+        args=(app, name, AFTER),
+        kwargs={"groups": [other.name], "tell": told.append},
+    )
+    jobs_wait = f"the group '{name}-g.done', which is 1 offsets behind"
+    other_waits = f"the group {other.name!r}, which is 1 offsets behind"
+    both = "; ".join(sorted([jobs_wait, other_waits]))
+    with running(app, "consumers", "executor"):
+        growing.start()
+        for waits, go_on in (
+            (both, may_end.set),
+            (
+                other_waits,
+                lambda: other.commit(
+                    name, *(partition == OLD_PLACE for partition in range(BEFORE))
+                ),
+            ),
+        ):
+            wait_for(
+                lambda waits=waits: f"waiting for {waits}" in told,
+                timeout=60,
+                what=lambda waits=waits: f"it waits for {waits}: {told}",
+            )
+            assert count_partitions(app.settings, name) == BEFORE
+            go_on()
+        growing.join()
+    assert count_partitions(app.settings, name) == AFTER
+    other.close()
 
 
 @pytest.mark.guarantee("T20")

@@ -16,6 +16,7 @@ from tests.support.apps import count, heard, running
 from tests.support.claimed import make_claimed
 from tests.support.processes.processors import JOB_STEPS, PLANS, SOON, declare_change
 from tests.support.processes.publishers import SET_BACK
+from tests.support.waiting import linger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,10 +99,11 @@ def test_a_change_and_its_event_are_both_there_once_wherever_the_process_dies(
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("S3", "S4", "S17")
 @pytest.mark.parametrize(
-    "outage", ["held", pytest.param("killed", marks=pytest.mark.slow)]
+    ("outage", "seconds"),
+    [("held", 0.0), pytest.param("killed", 60.0, marks=pytest.mark.slow)],
 )
 def test_what_fails_while_kafka_is_away_goes_out_in_order_afterwards(
-    make, own_broker, plans, admin, name, read_log, wait_for, outage
+    make, own_broker, plans, admin, name, read_log, wait_for, outage, seconds
 ):
     app = make(proxied=True, publish_timeout=2, transactions=1)
     change = declare_change(app, name)
@@ -112,6 +114,7 @@ def test_what_fails_while_kafka_is_away_goes_out_in_order_afterwards(
                 for plan in asked:
                     change.enqueue(conn, tenant="t1", plan=plan)
             wait_for(lambda: ran, timeout=30, what="a job has waited for Kafka")
+            linger(seconds)
             assert admin.execute(PLAN_OF).fetchall() == []
         wait_for(lambda: not count(admin, "jobs"), timeout=90, what="all are done")
     # The outage costs no attempt.

@@ -255,6 +255,25 @@ def test_the_offset_of_a_topic_that_was_made_anew_counts_no_more(
     assert told[-1] == ({0: 2}, {})
 
 
+@pytest.mark.guarantee("K3", "K18")
+def test_what_a_group_has_handled_counts_for_as_long_as_its_answer_is_young(
+    positions, clock
+):
+    positions._kafka.ids = {"t": UUID(int=1)}
+    positions.ask_handled("a", "t")
+    answer(positions)
+
+    def is_known() -> bool:
+        return positions.ask_handled("a", "t", within=3.0) is not None
+
+    clock.now += 2.9
+    assert is_known()
+    clock.now += 0.2
+    assert not is_known()
+    answer(positions)
+    assert is_known()
+
+
 @pytest.mark.guarantee("K7")
 @pytest.mark.parametrize("took", [0.0, 1.0, 2.0])
 def test_a_gate_asks_kafka_again_after_one_refresh(coordinators, clock, took):
