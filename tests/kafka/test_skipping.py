@@ -218,6 +218,8 @@ def test_a_record_at_fault_is_skipped_and_the_rest_goes_on(
     ]
     assert f"4 skipped in {name}/0 of the group" in found.what
     assert "the first at offset 0" in found.what
+    replay = f"`jobs-lib readmodel replay MODULE:APP {name} --group {name}-g`"
+    assert f"repair the cause, then {replay}" in found.way_out
 
 
 @pytest.mark.guarantee("W70")

@@ -49,8 +49,8 @@ def check_skipped(target: Target) -> Iterator[Finding]:
             "skipped records",
             f"{number} skipped in {topic}/{partition} of the group {group!r} since "
             f"{_tell(since)}, the first at offset {first}: {error}",
-            f"repair the cause, and read the partition again from offset {first} "
-            "(consume.md, Skip records); or give them up: delete from "
+            f"repair the cause, then `jobs-lib readmodel replay MODULE:APP {topic} "
+            f"--group {group}`; or give them up: delete from "
             f"{quote(target.database.schema)}.skipped where consumer_group = "
             f"{_literal(group)} and topic = {_literal(topic)} and partition = "
             f"{partition}",
