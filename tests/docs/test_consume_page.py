@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-import shlex
 from typing import Any
 
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
-from click.testing import CliRunner
-from sqlalchemy import create_engine, event, text
-
-from jobs_lib import App
-from jobs_lib.cli.main import cli
+from jobs_lib import App, Record
+from jobs_lib.backoff import RECONNECT
 from tests.docs.test_testing import run_pytest
-from tests.support.engines import sqlalchemy_url
 from tests.support.pages import ROOT, read_blocks, write_modules
 
 PAGE = "docs/consume.md"
-MADE = ["migration.py", "test_shop.py"]
 CONFTEST = '''
 import psycopg
 import pytest
@@ -30,7 +22,6 @@ def jobs_database_setup():
     def setup(url):
         with psycopg.connect(url) as conn:
             conn.execute("create table orders (id int, customer text)")
-            conn.execute("""{table}""")
 
     return setup
 '''
@@ -44,54 +35,52 @@ jobs_lib_app = "shop:app"
 
 
 def test_the_tests_of_the_page_pass(tmp_path, postgres_server):
-    written = write_modules(PAGE, tmp_path)
-    assert written == [
+    assert write_modules(PAGE, tmp_path) == [
         *("shop.py", "visits.py", "events.py", "arrivals.py", "prices.py"),
-        *("board.py", "orders.py", "alerts.py", *MADE),
+        "test_shop.py",
     ]
-    (table,) = read_blocks(PAGE, "sql")
-    (tmp_path / "conftest.py").write_text(CONFTEST.format(table=table))
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pyproject.toml").write_text(SETTINGS)
     output = run_pytest(tmp_path, postgres_server.url)
-    assert re.search(r"^=+ 2 passed in ", output, re.MULTILINE), output
+    assert re.search(r"^=+ 1 passed in ", output, re.MULTILINE), output
 
 
-def test_the_migration_and_the_command_of_the_page_make_the_same_table(empty_url):
-    (migration,) = (
-        block for block in read_blocks(PAGE, "python") if "create_read_model" in block
+def test_the_statements_of_the_page_set_offsets(database, admin):
+    on, back, anew = read_blocks(PAGE, "sql")
+    admin.execute(
+        "insert into jobs_lib.offsets (consumer_group, topic, partition, next_offset,"
+        " topic_id, failed_offset, failure) select 'shop', 'checkouts', n, 4711,"
+        " gen_random_uuid(), 4711, 'why' from generate_series(0, 3) n"
     )
-    (command,) = (
-        b for b in read_blocks(PAGE, "sh") if "jobs-lib readmodel create" in b
-    )
-    ran: list[str] = []
-    engine = create_engine(sqlalchemy_url(empty_url))
-    roles = ("board_consumer", "board_web")
-    with engine.begin() as connection:
-        event.listen(
-            connection, "before_cursor_execute", lambda *given: ran.append(given[2])
-        )
-        for role in roles:
-            connection.execute(text(f"create role {role}"))
-        ran.clear()
-        made: dict[str, Any] = {}
-        exec(migration, made)
-        with Operations.context(MigrationContext.configure(connection)):
-            made["upgrade"]()
-        statements = "".join(f"{statement};\n" for statement in ran)
-        writes = "select has_table_privilege(:role, 'aircraft_rm', 'insert')"
-        found = [
-            connection.execute(text(writes), {"role": role}).scalar() for role in roles
-        ]
-        assert found == [True, False]
-        connection.rollback()  # the roles would outlive the database
-    engine.dispose()
-    words = shlex.split(command.replace("\\\n", ""))
-    result = CliRunner().invoke(cli, words[1:])
-    assert result.output == f"begin;\n{statements}commit;\n"
+
+    def set_offset(statement: str) -> list[tuple[Any, ...]]:
+        return admin.execute(
+            statement.replace(";", "") + " returning partition, next_offset,"
+            " failed_offset is null, topic_id is null"
+        ).fetchall()
+
+    assert set_offset(on) == [(3, 4712, False, False)]
+    assert set_offset(back) == [(3, 4712, True, False)]
+    assert sorted(set_offset(anew)) == [
+        *((n, 0, False, True) for n in range(3)),
+        (3, 0, True, True),
+    ]
 
 
-def test_every_argument_of_a_consumer_and_a_read_model_stands_in_the_page():
+def test_the_page_names_the_pauses_that_the_code_has():
+    text = " ".join((ROOT / PAGE).read_text(encoding="utf-8").split())
+    assert (RECONNECT.bound(1), RECONNECT.cap) == (0.1, 5)
+    assert "at most 0.1 seconds at first, and at most five seconds in the end" in text
+
+
+def test_every_argument_of_a_consumer_stands_in_the_page():
     page = (ROOT / PAGE).read_text(encoding="utf-8")
-    for declare in (App.consumer, App.read_model):
-        for name in list(inspect.signature(declare).parameters)[1:]:
-            assert f"`{name}`" in page, name
+    for name in list(inspect.signature(App.consumer).parameters)[1:]:
+        assert f"`{name}`" in page, name
+
+
+def test_every_part_of_a_record_stands_in_the_page():
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    parts = (name for name in vars(Record) if not name.startswith("_"))
+    for name in set(parts) - {"ensure_may_publish"}:
+        assert f"`{name}`" in page, name

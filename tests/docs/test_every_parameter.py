@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PAGES = {
-    "consume.md": ["App.consumer", "App.read_model", "Exact", "create_read_model"],
+    "consume.md": ["App.consumer", "Exact"],
     "enqueue.md": [
         *("App.transaction", "App.alone", "App.close", "App.aclose"),
         *("App.enqueue_middleware", "Draft.options", "options"),
@@ -49,6 +49,7 @@ PAGES = {
         *("Topic.send", "Topic.send_many", "Topic.tombstone", "Topic.send_current"),
     ],
     "periodic.md": ["App.periodic"],
+    "read-models.md": ["App.read_model", "create_read_model"],
     "reexport.md": ["App.reexport_changes"],
     "read-your-writes.md": [
         *("App.answers", "Answers.valid_since", "Answers.wait_for", "Answers.put"),

@@ -36,5 +36,5 @@ def check_tables(target: Target) -> Iterator[Finding]:
                 f"roles are not separated: {table.owner} owns the read model's table "
                 f"{table.name} and may write it, and so may whoever connects as it",
                 "let the consumer connect as a role of its own, its writer: see "
-                "consume.md",
+                "read-models.md",
             )
