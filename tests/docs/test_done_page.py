@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from jobs_lib.consuming import done
 from jobs_lib.jobs.context import Place, holding
 from jobs_lib.testing import make_record
-from tests.support.pages import write_modules
+from tests.support.pages import ROOT, write_modules
 from tests.support.places import Partition
 
 PAGE = "docs/done.md"
@@ -40,3 +41,11 @@ def test_the_jobs_of_the_page_keep_the_place_of_their_record(
             app.close()
         for name in ("tracker", "derived"):
             del sys.modules[name]
+
+
+def test_the_page_names_the_times_that_the_code_has():
+    text = " ".join((ROOT / PAGE).read_text(encoding="utf-8").split())
+    assert done._PAUSE == 1
+    assert "It is committed once a second" in text
+    assert done._AGAIN == 10
+    assert "for ten seconds at most" in text
