@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from jobs_lib.cli.main import cli
+from jobs_lib.coordination import consumer
 from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.settings import default_settings
 from tests.support.pages import read_blocks, write_modules
@@ -60,6 +61,12 @@ def test_the_page_names_the_settings_of_the_log():
     text = Path(PAGE).read_text(encoding="utf-8")
     for name, value in WANTED.items():
         assert f"`{name}={value}`" in text
+
+
+def test_the_page_names_the_pauses_that_the_code_has():
+    text = Path(PAGE).read_text(encoding="utf-8")
+    assert (consumer._RETRY.bound(1), consumer._RETRY.cap) == (0.2, 30)
+    assert "up to 0.2 seconds at first, and up to 30 in the end" in text
 
 
 def test_the_protocol_stands_beside_the_code():
