@@ -4,13 +4,22 @@
     -----------------  ----------------------------  -------------------------
     process.started    process, pod, roles           the first heartbeat is in
     process.measured   rss_mb, jobs                  twice a second
-    process.worn       rss_mb, jobs                  as much as it may use: it ends
-    sessions.ended     process, sessions             a dead one's open transactions
+    process.worn       rss_mb, jobs                  the process has reached its limit
+                                                     of memory or jobs, and ends
+    sessions.ended     process, sessions             live processes have ended the
+                                                     ``sessions`` of a dead one, which
+                                                     held transactions open
     origins.taken      role, origins                 a take-over is committed
-    origins.released   role, origins, late           nobody owns them now
-    origins.lost       role, origins                 another process owns them
-    role.left          role, process                 cut off: others do its work
-    role.joined        role, process                 it can do it again
+    origins.released   role, origins, late           the process has released these
+                                                     origins; ``late``: it took longer
+                                                     than the time of a hand-over
+    origins.lost       role, origins                 another process owns these origins
+                                                     now
+    role.left          role, process                 the process does not reach a
+                                                     server, and leaves its work to
+                                                     others
+    role.joined        role, process                 the process reaches the server, and
+                                                     takes part again
     jobs.claimed       count                         a claim is committed
     job.started        job                           before the handler
     job.ran            job, outcome, error, seconds  after the handler
@@ -18,76 +27,108 @@
                        error, outcome, retry_in,     that found a server away;
                        kind, trace                   ``retry_in`` is seconds, ``trace``
                                                      where the error came from
-    job.stuck          job, stack                    its time is over, and it goes on
-    thread.ended       thread, error                 another one takes its place
-    thread.silent      thread, seconds               it stands still: /livez says so
-    loop.blocked       seconds, stack                async handlers wait for one of them
+    job.stuck          job, stack                    the job's time is over, and its
+                                                     handler goes on
+    thread.ended       thread, error                 an error has ended a thread;
+                                                     another one takes its place
+    thread.silent      thread, seconds               a thread stands still: /livez says
+                                                     so
+    loop.blocked       seconds, stack                a handler blocks the event loop,
+                                                     and the other async handlers wait
     jobs.completed     ids                           a completion is committed
     jobs.retried       ids                           a retry is committed
     jobs.discarded     ids                           a discard is committed
-    jobs.removed       ids                           superseded or cancelled
-    jobs.released      ids                           cut off when the process stops
-    jobs.fenced        ids                           refused, or no longer there
-    jobs.dropped       ids                           claimed, and not begun in time
+    jobs.removed       ids                           these jobs were superseded or
+                                                     cancelled
+    jobs.released      ids                           the process stops, and has cut
+                                                     these jobs off
+    jobs.fenced        ids                           another owner has the jobs, or they
+                                                     are gone: nothing was written
+    jobs.dropped       ids                           these jobs were claimed, and not
+                                                     begun in time
     jobs.unknown       type, origin, count           no handler has this type
-    jobs.waiting       types, count, origin, after,  jobs of records of so many
+    jobs.waiting       types, count, origin, after,  jobs of the records of ``count``
                        seconds, reason               partitions wait for other groups;
-                                                     the longest one is named
-    jobs.waited        types, seconds                none of these waits any more
-    types.differ       pod, unknown, own             another pod's, and this one's alone
-    ticks.enqueued     schedule, ticks               periodic jobs are in
-    ticks.dropped      schedule, since, before       missed, and left out by rule
-    payload.large      type, bytes                   the first one of a type
+                                                     the longest wait is named
+    jobs.waited        types, seconds                none of these jobs waits any more
+    types.differ       pod, unknown, own             the executor of another pod has the
+                                                     types ``unknown``, which this one
+                                                     lacks, and lacks the types ``own``
+    ticks.enqueued     schedule, ticks               the jobs of these ticks are
+                                                     enqueued
+    ticks.dropped      schedule, since, before       ticks were missed, and the
+                                                     schedule's rule leaves them out
+    payload.large      type, bytes                   a payload has 64 KiB or more; once
+                                                     for each type
     block.read         shard, rows                   the relay has read rows
-    block.produced     shard, rows                   in Kafka, not deleted yet
-    block.deleted      shard, rows                   exactly these are gone
-    rows.held          topic, key, row_id, error     refused: the key, or row, waits
-    rows.let_go        topic, key, row_id            taken now, and what waited behind
+    block.produced     shard, rows                   the rows are in Kafka, and not
+                                                     deleted yet
+    block.deleted      shard, rows                   exactly these rows are deleted
+    rows.held          topic, key, row_id, error     a row cannot be sent: it waits, and
+                                                     so do the later rows of its key
+    rows.let_go        topic, key, row_id            a held row has left, and the rows
+                                                     behind it go on
     reexport.paused    entity, group, lag, limit     this group is too far behind
-    reexport.resumed   entity, group, lag, limit     it has caught up, to half the limit
-    version.missing    topic, entity, row            a tombstone has none, states do
-    records.applied    group, origin, count          not committed yet
-    records.committed  group, origin, next_offset    model and offset are in
-    done.committed     group, offsets                Kafka has them, for the group
-                                                     ``<group>.done``
-    record.failed      group, origin, offset, error  a handler raised
-    record.stuck       group, origin, offset,        its handler's time is over, and it
-                       seconds, limit, stack         goes on, after these ``seconds``
-    record.skipped     group, origin, offset, error, a partition's first; then the last
-                       count                         of ten seconds, and their ``count``
+    reexport.resumed   entity, group, lag, limit     the group has caught up, to half
+                                                     the limit
+    version.missing    topic, entity, row            a tombstone has no version, and the
+                                                     states of its topic have one; once
+                                                     for each topic
+    records.applied    group, origin, count          the records are handled, and not
+                                                     committed yet
+    records.committed  group, origin, next_offset    changes and offset are committed
+    done.committed     group, offsets                Kafka has these offsets of the
+                                                     group ``<group>.done``
+    record.failed      group, origin, offset, error  a record could not be read or
+                                                     handled
+    record.stuck       group, origin, offset,        the time of a record's handler is
+                       seconds, limit, stack         over, and it goes on after these
+                                                     ``seconds``
+    record.skipped     group, origin, offset,        the first skipped record of a
+                       error, count                  partition; then the last one in ten
+                                                     seconds, and their ``count``
     block.failed       group, origin, count, error   these records failed together, and
                                                      went in one by one
-    record.missing     group, origin, offset, count, a ``gapless`` read model lacks
-                       before, after                 versions; the first gap is named
-    offset.moved       group, origin, before,        somebody has set it, or commits
-                       next_offset                   or the coordination log were lost:
-                                                     it goes on from there
-    records.gone       group, origin, next_offset,   they are passed over, as the topic
-                       start, count                  or the declaration says
+    record.missing     group, origin, offset,        a ``gapless`` read model lacks
+                       count, before, after          versions; the first gap is named
+    offset.moved       group, origin, before,        somebody has set the offset, or
+                       next_offset                   commits or the coordination log
+                                                     were lost: the partition goes on
+                                                     from there
+    records.gone       group, origin, next_offset,   these records are passed over, as
+                       start, count                  the topic or the declaration says
     offset.lost        group, origin, next_offset,   the partition has no record there,
                        start, end, error             and stands still
-    gate.closed        group, count, origin, after,  so many partitions wait for other
-                       seconds, reason               groups; the longest one is named
-    gate.opened        group, seconds                none of these waits any more
-    stream.stopped     topic                         it gets more partitions: nobody
-                                                     publishes to it meanwhile
-    stream.opened      topic                         it may be published to again
-    topic.replaced     group, origin, next_offset,   its topic was deleted and made
-                       error                         anew; it stands still, but for a
-                                                     function in Kafka's transactions
-    consumer.started   group, delivery, batch,       a coordinated one: what it costs in
-                       per_record, per_second        messages of the coordination log,
-                                                     for a record, and for a partition
+    gate.closed        group, count, origin, after,  the records of ``count`` partitions
+                       seconds, reason               wait for other groups; the longest
+                                                     wait is named
+    gate.opened        group, seconds                none of these partitions waits any
+                                                     more
+    stream.stopped     topic                         the stream gets more partitions:
+                                                     nobody publishes to it meanwhile
+    stream.opened      topic                         the stream may be published to
+                                                     again
+    topic.replaced     group, origin, next_offset,   the partition's topic was deleted
+                       error                         and made anew; the partition stands
+                                                     still, but for a function in
+                                                     Kafka's transactions
+    consumer.started   group, delivery, batch,       a coordinated consumer has started:
+                       per_record, per_second        what it costs in messages of the
+                                                     coordination log, for a record, and
+                                                     for a partition
     partition.lost     group, origin                 another member of a coordinated
                                                      group may have it now
     log.cut            log, error                    a coordination log is another one
                                                      than the one that was read: nothing
                                                      is known until it is read anew
-    log.read           log, records, snapshots       it was read to its end: known now
-    loop.failed        loop, error, sqlstate         and goes on
-    tables.busy        version, tries                a migration has given way
-    transaction.old    kind, who, application,       dead rows pile up behind it;
-                       state, seconds                ``who`` is its pid
+    log.read           log, records, snapshots       the coordination log was read to
+                                                     its end, and is known now
+    loop.failed        loop, error, sqlstate         a loop has failed, and tries again
+    tables.busy        version, tries                a migration has given way to other
+                                                     transactions, and tries again
+    transaction.old    kind, who, application,       a transaction is open for long, and
+                       state, seconds                dead rows pile up behind it;
+                                                     ``who`` is its pid
 
 Each ``error`` is text, without secrets: the type of the error and what it says. The
 ``sqlstate`` is PostgreSQL's; it is None if the server gave none, for example when it
