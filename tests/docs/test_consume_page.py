@@ -12,7 +12,7 @@ from tests.docs.test_testing import run_pytest
 from tests.support.pages import ROOT, read_blocks, write_modules
 
 PAGE = "docs/consume.md"
-CONFTEST = '''
+CONFTEST = """
 import psycopg
 import pytest
 
@@ -24,7 +24,7 @@ def jobs_database_setup():
             conn.execute("create table orders (id int, customer text)")
 
     return setup
-'''
+"""
 
 
 SETTINGS = """
