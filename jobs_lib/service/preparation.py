@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib import telemetry
@@ -219,6 +218,7 @@ def refuse_shared_groups(
 
     Raises:
         ConfigurationError: there is such a group.
+        UnavailableError: the database does not answer.
     """
     if "consumers" not in parts:
         return
@@ -227,11 +227,21 @@ def refuse_shared_groups(
     read: dict[str, set[str]] = {}
     for group, topic in pairs:
         read.setdefault(group, set()).add(topic)
-    with contextlib.suppress(UnavailableError):
-        for found in find_shared(
-            app.settings, installation, read, partial(_read_pods, database)
-        ):
+    away: list[UnavailableError] = []
+
+    def find_pods() -> set[str]:
+        try:
+            return _read_pods(database)
+        except UnavailableError as error:
+            away.append(error)
+            raise
+
+    try:
+        for found in find_shared(app.settings, installation, read, find_pods):
             raise ConfigurationError(f"{found}: {APART}")
+    except UnavailableError as error:
+        if error in away:
+            raise
 
 
 def _read_pods(database: Database) -> set[str]:
