@@ -13,6 +13,7 @@ from uuid import UUID
 
 from jobs_lib.consuming.record import Given, read_text, refuse_key
 from jobs_lib.errors import AnswerError, ConfigurationError
+from jobs_lib.reasons import count_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ def write_key(key: object, key_type: type) -> str:
         )
     text = key.hex if isinstance(key, UUID) else key
     text = f"\\x{key.hex()}" if isinstance(key, bytes) else str(text)
-    if "\0" in text or not 0 < _size(text) <= _LONGEST:
+    if "\0" in text or not 0 < count_bytes(text) <= _LONGEST:
         raise AnswerError(
             f"a key must have 1 to {_LONGEST:,} bytes of UTF-8 without NUL, and this "
             f"one has not ({len(text):,} characters): no read model has such a key"
@@ -146,14 +147,6 @@ def read_written(text: str, key_type: type) -> Any:
 def encode_key(key: str | bytes | int | UUID) -> bytes:
     """Encode a key as the outbox does, and Kafka has it."""
     return key if isinstance(key, bytes) else str(key).encode()
-
-
-def _size(text: str) -> int:
-    """Return the bytes in UTF-8; -1 if there is a lone surrogate."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return -1
 
 
 _READERS: dict[object, KeyReader] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from jobs_lib.errors import ConfigurationError, PayloadError
-from jobs_lib.reasons import find_header_fault
+from jobs_lib.reasons import count_bytes, find_header_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ def check_key(topic: Limits, key: str | None) -> None:
                 f"the topic {topic.name!r} is compacted, so every record needs a key"
             )
         return
-    if not isinstance(key, str) or not 0 < _size(key) <= KEY_LIMIT or "\0" in key:
+    if not isinstance(key, str) or not 0 < count_bytes(key) <= KEY_LIMIT or "\0" in key:
         given = f"{len(key)} characters" if isinstance(key, str) else type(key).__name__
         raise PayloadError(
             f"a key of the topic {topic.name!r} must have 1 to {KEY_LIMIT} bytes of "
@@ -184,11 +184,3 @@ def check_config(name: str, config: Mapping[str, str]) -> None:
             f"the topic {name!r} is declared with {LARGEST_MESSAGE}={given!r}: give a "
             "number of bytes, such as '2000000'"
         )
-
-
-def _size(text: str) -> int:
-    """Return the bytes in UTF-8; -1 if there is a lone surrogate."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        return -1

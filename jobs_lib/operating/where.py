@@ -21,6 +21,7 @@ from jobs_lib.operating.where_facts import (
 )
 from jobs_lib.operating.where_places import Facts, Place, judge
 from jobs_lib.postgres.database import Database
+from jobs_lib.reasons import count_bytes
 from jobs_lib.settings import require_bootstrap_servers
 
 if TYPE_CHECKING:
@@ -106,14 +107,10 @@ def _find_topic(app: App, topic: str) -> str:
 
 
 def _check_key(key: str) -> None:
-    try:
-        if key.encode() and "\0" not in key:
-            return
-    except UnicodeEncodeError:
-        pass
-    raise OperatingError(
-        "no record has this key: give at least one byte of UTF-8, without NUL"
-    )
+    if count_bytes(key) < 1 or "\0" in key:
+        raise OperatingError(
+            "no record has this key: give at least one byte of UTF-8, without NUL"
+        )
 
 
 def _read(
