@@ -25,6 +25,7 @@ from psycopg import sql
 from jobs_lib.consuming.versions import LONGEST, SUFFIX
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.postgres.queries import load_queries
+from jobs_lib.postgres.values import identify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,11 +128,6 @@ def write_statements(
         "readers": sql.SQL(", ").join(map(_name_role, readers)),
     }
     return [_fill(query, values) for query in _choose(writer, readers)]
-
-
-def identify(table: str) -> sql.Identifier:
-    """The table's name for SQL, of ``table`` or ``schema.table``."""
-    return sql.Identifier(*table.split("."))
 
 
 def _choose(writer: str | None, readers: list[str]) -> Iterator[str]:

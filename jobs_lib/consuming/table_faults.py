@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs_lib.consuming.model_table import MARK, VERSION, identify
-from jobs_lib.postgres.values import quote
+from jobs_lib.consuming.model_table import MARK, VERSION
+from jobs_lib.postgres.values import identify, quote, split_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -153,15 +153,15 @@ def find_tables(
     connection: psycopg.Connection[Any], queries: Queries, tables: Iterable[ModelTable]
 ) -> list[FoundTable]:
     """Look at the tables that an app declares, for the role that is connected."""
-    parts = [(one, one.name.rpartition(".")) for one in tables]
-    beside = {one.name for one, _ in parts if one.versions_beside}
+    parts = [(one, *split_table(one.name)) for one in tables]
+    beside = {one.name for one, _, _ in parts if one.versions_beside}
     rows = connection.execute(
         queries["find_model_tables"],
         {
-            "names": [one.name for one, _ in parts],
-            "schemas": [schema or None for _, (schema, _, _) in parts],
-            "tables": [name for _, (_, _, name) in parts],
-            "keys": [one.key for one, _ in parts],
+            "names": [one.name for one, _, _ in parts],
+            "schemas": [schema for _, schema, _ in parts],
+            "tables": [name for _, _, name in parts],
+            "keys": [one.key for one, _, _ in parts],
             "role": None,
         },
         prepare=False,

@@ -10,6 +10,7 @@ from psycopg.pq import PipelineStatus
 
 from jobs_lib.consuming.arrays import write_array
 from jobs_lib.errors import ConfigurationError, RecordError
+from jobs_lib.postgres.values import identify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ class TableStatements:
     def __init__(self, name: str, key: str, queries: Callable[[], Queries]) -> None:
         self.name = name
         self.key = key
-        self._plain = sql.Identifier(*name.split("."))
+        self._plain = identify(name)
         self._queries = queries
         self._types: dict[str, str] = {}
         """The type of each column."""
@@ -47,7 +48,7 @@ class TableStatements:
     def _stand_at(self, place: str) -> None:
         self.place = place
         """The name that it has now."""
-        self._table = sql.Identifier(*place.split("."))
+        self._table = identify(place)
         self._is_known = False
         """Whether the types are those that the table has now."""
         # The last: none of these statements has the name before.

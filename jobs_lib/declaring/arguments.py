@@ -15,6 +15,7 @@ from jobs_lib.jobs.job import Cancel, Discard
 from jobs_lib.jobs.limit import MOST, MOST_WORKERS, Limit, Workers
 from jobs_lib.jobs.rate import Rate
 from jobs_lib.jobs.type import check_name
+from jobs_lib.postgres.values import split_table
 from jobs_lib.reasons import spell_class
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def check_version(version: object, tables: Iterable[str], what: str) -> int:
             f"the version of {what} is {version!r}: give a number from 1 on"
         )
     for table in tables:
-        name = name_table(table, version).rpartition(".")[2]
+        _, name = split_table(name_table(table, version))
         if len(name.encode()) > LONGEST:
             raise ConfigurationError(
                 f"version {version} of {what} would be named {name!r} beside another "

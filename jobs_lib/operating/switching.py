@@ -11,13 +11,13 @@ import psycopg
 from psycopg import sql
 
 from jobs_lib.consuming import versions
-from jobs_lib.consuming.model_table import identify
 from jobs_lib.consuming.versions import name_model, name_table
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.places import count_left, delete_group, find_places
 from jobs_lib.operating.read_models import place_tables
 from jobs_lib.operating.rewinds import read_places
 from jobs_lib.operating.session import IdleError, LockedError, bounded
+from jobs_lib.postgres.values import identify, split_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -547,8 +547,7 @@ def _rename(connection: psycopg.Connection[Any], old: _Version, new: _Version) -
         for name, place in one.list_places().items():
             connection.execute(
                 sql.SQL("alter table {} rename to {}").format(
-                    identify(place),
-                    sql.Identifier(nexts[name].rpartition(".")[2]),
+                    identify(place), sql.Identifier(split_table(nexts[name])[1])
                 )
             )
 

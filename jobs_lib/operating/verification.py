@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 
 from jobs_lib.errors import OperatingError
+from jobs_lib.postgres.values import identify
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -87,7 +88,7 @@ class TableSide:
         rows = sql.SQL("select {}::text as key, {}::bigint as version from {}").format(
             sql.Identifier(key),
             sql.Identifier(version),
-            sql.Identifier(*table.split(".")),
+            identify(table),
         )
         return cls(database, rows)
 

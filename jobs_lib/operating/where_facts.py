@@ -22,6 +22,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.operating.session import bounded
 from jobs_lib.outbox.keys import split_key
+from jobs_lib.postgres.values import identify
 from jobs_lib.reasons import find_reason
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def read_source(
 
     The version is the column that `capture_changes` was given, `version` by default.
     """
-    table = sql.Identifier(*entity.source.split("."))
+    table = identify(entity.source)
     named = {"table": table.as_string(connection)}
     queries = database.queries
     with _indexed(connection, database):

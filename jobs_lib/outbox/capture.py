@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from psycopg import sql
 
 from jobs_lib.outbox.keys import check_columns
+from jobs_lib.postgres.values import identify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ def capture_changes(
         " for each row execute function {function}({arguments})"
     ).format(
         name=sql.Identifier(_NAME),
-        table=_table(table),
+        table=identify(table),
         function=sql.Identifier(schema, "capture_change"),
         # The other columns of the key come last: most keys have one column.
         arguments=sql.SQL(", ").join(map(sql.Literal, arguments)),
@@ -80,7 +81,7 @@ def capture_changes(
         " for each statement execute function {function}()"
     ).format(
         name=sql.Identifier(_TRUNCATE),
-        table=_table(table),
+        table=identify(table),
         function=sql.Identifier(schema, "refuse_truncate"),
     )
     _run(op, refusal)
@@ -93,13 +94,9 @@ def stop_capturing(op: Executor, table: str) -> None:
         _run(
             op,
             sql.SQL("{drop} {name} on {table}").format(
-                drop=sql.SQL(drop), name=sql.Identifier(name), table=_table(table)
+                drop=sql.SQL(drop), name=sql.Identifier(name), table=identify(table)
             ),
         )
-
-
-def _table(name: str) -> sql.Identifier:
-    return sql.Identifier(*name.split("."))
 
 
 def _run(op: Executor, statement: Composed) -> None:

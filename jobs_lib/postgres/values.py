@@ -1,8 +1,10 @@
-"""Values in the forms that PostgreSQL reads fastest."""
+"""Names in SQL, and values in the forms that PostgreSQL reads fastest."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from psycopg import sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -11,6 +13,22 @@ if TYPE_CHECKING:
 def quote(identifier: str) -> str:
     """An SQL identifier in double quotes, safe for any name."""
     return '"' + identifier.replace('"', '""') + '"'
+
+
+def split_table(table: str) -> tuple[str | None, str]:
+    """Split ``table`` or ``schema.table`` into schema and name.
+
+    The schema ends at the first dot. All others belong to the table's own name: no
+    statement may name a table of another database, so there is no third part.
+    """
+    schema, dot, name = table.partition(".")
+    return (schema, name) if dot else (None, table)
+
+
+def identify(table: str) -> sql.Identifier:
+    """Name a table in SQL; ``table`` is split by :func:`split_table`."""
+    schema, name = split_table(table)
+    return sql.Identifier(name) if schema is None else sql.Identifier(schema, name)
 
 
 def int_array(values: Iterable[int]) -> str:

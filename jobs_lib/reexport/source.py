@@ -10,6 +10,7 @@ from psycopg import sql
 from jobs_lib.errors import ReexportError
 from jobs_lib.outbox.keys import split_key
 from jobs_lib.outbox.staged import OF_FRAME
+from jobs_lib.postgres.values import identify
 
 if TYPE_CHECKING:
     import psycopg
@@ -53,7 +54,7 @@ class Source:
         text = cast("Any", queries[name].as_string(None))
         columns = [sql.Identifier(one) for one in self.columns]
         return sql.SQL(text).format(
-            table=sql.Identifier(*self.table.split(".", 1)),
+            table=identify(self.table),
             columns=sql.SQL(", ").join(columns),
             text=_text(columns),
             present=sql.SQL(" and ").join(
@@ -112,7 +113,7 @@ def find_source(
     Raises:
         ReexportError: there is no such table or column in this database.
     """
-    name = sql.Identifier(*entity.source.split(".", 1)).as_string(connection)
+    name = identify(entity.source).as_string(connection)
     columns = entity.columns
     row = connection.execute(
         queries["find_source"], {"table": name, "keys": list(columns)}
