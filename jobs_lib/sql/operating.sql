@@ -299,6 +299,25 @@ select case %(kind)s
     )
 end
 
+-- part: chosen_discarded
+-- The next discarded jobs that a command asks for, by their ids or by a filter. Errors
+-- are compared literally.
+from {schema}.discarded d
+where d.id > %(after)s
+    and (%(ids)s::bigint[] is null or d.id = any (%(ids)s))
+    and (%(type)s::text is null or d.type = %(type)s)
+    and (%(group)s::text is null or d."group" = %(group)s)
+    and (%(origin)s::text is null or d.origin = %(origin)s)
+    and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
+    -- A job that fails again meanwhile is not chosen a second time.
+    and d.discarded_at <= %(until)s
+    and (
+        %(error)s::text is null
+        or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
+    )
+order by d.id limit %(limit)s
+for update skip locked
+
 -- name: retry_discarded
 -- Move a job back under the same id, so with the same idempotency key, and first in its
 -- group. Its id lies behind every cursor: as a job that is due now it is found at once,
@@ -306,21 +325,7 @@ end
 -- unfinished job has its unique key. This runs after `hold_home`, so that a move of the
 -- home topic moves either the discarded jobs or the new ones.
 with chosen as materialized (
-    select d.* from {schema}.discarded d
-    where d.id > %(after)s
-        and (%(ids)s::bigint[] is null or d.id = any (%(ids)s))
-        and (%(type)s::text is null or d.type = %(type)s)
-        and (%(group)s::text is null or d."group" = %(group)s)
-        and (%(origin)s::text is null or d.origin = %(origin)s)
-        and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
-        -- A job that fails again meanwhile is not retried a second time.
-        and d.discarded_at <= %(until)s
-        and (
-            %(error)s::text is null
-            or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
-        )
-    order by d.id limit %(limit)s
-    for update skip locked
+    select d.* {chosen_discarded}
 ),
 inserted as (
     insert into {schema}.jobs (
@@ -413,20 +418,7 @@ returning j.id, chosen.run_at
 
 -- name: delete_discarded
 delete from {schema}.discarded where id = any (array(
-    select d.id from {schema}.discarded d
-    where d.id > %(after)s
-        and (%(ids)s::bigint[] is null or d.id = any (%(ids)s))
-        and (%(type)s::text is null or d.type = %(type)s)
-        and (%(group)s::text is null or d."group" = %(group)s)
-        and (%(origin)s::text is null or d.origin = %(origin)s)
-        and (%(since)s::timestamptz is null or d.discarded_at >= %(since)s)
-        and d.discarded_at <= %(until)s
-        and (
-            %(error)s::text is null
-            or strpos(lower(d.errors -> -1 ->> 'error'), lower(%(error)s)) > 0
-        )
-    order by d.id limit %(limit)s
-    for update skip locked
+    select d.id {chosen_discarded}
 ))
 returning id, true
 
