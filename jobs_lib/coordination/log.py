@@ -483,7 +483,7 @@ class Log:
         if partitions != self.partitions:
             return
         place.pacer.written(place.world.now_ms)
-        if said.partial and partitions == self.partitions:
+        if said.partial:
             place.is_lost = True
             self._untold.discard(place.number)
             if self.is_known:
