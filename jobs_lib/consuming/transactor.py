@@ -23,6 +23,7 @@ from jobs_lib.backoff import RECONNECT
 from jobs_lib.consuming.transaction_writer import RefusedEventsError, TransactionWriter
 from jobs_lib.errors import OffsetError
 from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.configuration import assigns_one_by_one
 from jobs_lib.kafka.refusal import explain
 from jobs_lib.kafka.shared_groups import mark_commits, read_topic_id
 from jobs_lib.kafka.topic_ids import TopicIds
@@ -84,10 +85,7 @@ class Transactor:
             stopping,
             largest=largest,
         )
-        self._cooperative = (
-            settings.assignment_strategy == "cooperative-sticky"
-            or settings.group_protocol == "consumer"
-        )
+        self._assigns_one = assigns_one_by_one(settings)
         self._next: dict[Partition, int] = {}
         """Of each partition that is ours, the offset to go on from."""
         self._failures: dict[Partition, int] = {}
@@ -317,7 +315,7 @@ class Transactor:
             elif self._is_of_another(at):
                 self._tell_replaced((at.topic, at.partition), at.offset)
                 at.offset = OFFSET_BEGINNING
-        if self._cooperative:
+        if self._assigns_one:
             consumer.incremental_assign(places)
         else:
             consumer.assign(places)

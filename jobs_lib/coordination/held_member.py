@@ -66,7 +66,7 @@ class HeldMember(GroupMember):
         super().__init__(
             settings, group, topics, may_join=may_join, fenced=fenced, mark=mark
         )
-        self._cooperative = True
+        self._assigns_one = True
         self._log_group = log_group
         self._client_id = client_id
         self._holder: Member | None = None

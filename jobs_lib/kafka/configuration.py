@@ -114,6 +114,14 @@ def configure_consumer(settings: Settings, group: str) -> Configuration:
     return configuration | FORCED_CONSUMER
 
 
+def assigns_one_by_one(settings: Settings) -> bool:
+    """Whether a group gives its members partitions one by one, or all at once."""
+    return (
+        settings.assignment_strategy == "cooperative-sticky"
+        or settings.group_protocol == "consumer"
+    )
+
+
 def _check_version() -> None:
     """Refuse the new group protocol where the client is too old for it.
 

@@ -14,6 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 
 from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.configuration import assigns_one_by_one
 from jobs_lib.kafka.poller import POLL_SECONDS, Poller, list_parts
 from jobs_lib.kafka.poller import MemberListener as MemberListener
 from jobs_lib.kafka.poller import Partition as Partition
@@ -55,12 +56,7 @@ class GroupMember(Poller):
                 process of the same name. The member then ends for good.
             mark: the metadata of all offsets that it commits.
         """
-        super().__init__(
-            settings,
-            group,
-            assigns_one=settings.assignment_strategy == "cooperative-sticky"
-            or settings.group_protocol == "consumer",
-        )
+        super().__init__(settings, group, assigns_one=assigns_one_by_one(settings))
         self.topics = sorted(topics)
         self._commits: deque[list[TopicPartition]] = deque()
         self._may_join = may_join
@@ -159,7 +155,7 @@ class GroupMember(Poller):
         # The database says where to go on. So Kafka's offset is not asked for.
         for at in partitions:
             at.offset = OFFSET_BEGINNING
-        if self._cooperative:
+        if self._assigns_one:
             consumer.incremental_assign(partitions)
         else:
             consumer.assign(partitions)
@@ -185,7 +181,7 @@ class GroupMember(Poller):
         self._unassign(consumer, partitions)
 
     def _unassign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        if self._cooperative:
+        if self._assigns_one:
             consumer.incremental_unassign(partitions)
             self._forget(list_parts(partitions))
         else:

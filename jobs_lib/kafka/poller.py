@@ -102,7 +102,7 @@ class Poller:
         self._stopping = threading.Event()
         self._has_news = threading.Event()
         """Set when it is worth to poll before a rest is over."""
-        self._cooperative = assigns_one
+        self._assigns_one = assigns_one
         self._reported_at = 0.0
         self._loop = Loop(f"poll {group}", self._poll, stopping=self._stopping)
         self.pulse = self._loop.pulse
@@ -306,7 +306,7 @@ class Poller:
         """Read a partition again that was out of range: librdkafka refuses to seek."""
         partition = (at.topic, at.partition)
         self._out_of_range.pop(partition, None)
-        if self._cooperative:
+        if self._assigns_one:
             consumer.incremental_unassign([at])
             consumer.incremental_assign([at])
             return
