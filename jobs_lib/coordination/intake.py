@@ -184,7 +184,7 @@ class Intake:
     # What the reader calls
 
     def has_room(self) -> bool:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
         with self.lock:
             for part in filter(self._has, self._unweighed):
                 flowed = part.flowing_bytes
@@ -201,7 +201,7 @@ class Intake:
             return True
 
     def received(self, messages: list[Message]) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
         found: defaultdict[Any, list[Message]] = defaultdict(list)
         for message in messages:
             found[message.topic(), message.partition()].append(message)
@@ -214,7 +214,7 @@ class Intake:
                     self._queue(part)
 
     def out_of_range(self, partition: Partition, start: int, end: int) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
         with self.lock:
             part = self.parts.get(Shared(self._group, *partition))
             # Else it was asked for something else since, and the broker answers that.
@@ -223,7 +223,7 @@ class Intake:
                 self._queue(part)
 
     def lost(self, partitions: frozenset[Partition]) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
         # The client has failed. Another one reads on, behind the records in memory.
         with self.lock:
             for partition in partitions:
@@ -235,7 +235,7 @@ class Intake:
                     self._assign(part)
 
     def begun(self, partition: Partition) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
         # What arrived before was asked for when the partition was held before.
         with self.lock:
             part = self.parts.get(Shared(self._group, *partition))
@@ -243,13 +243,13 @@ class Intake:
                 part.is_read = part.is_begun
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
 
     def committed(self, offsets: dict[Partition, int]) -> None:
-        """See :class:`jobs_lib.kafka.poller.MemberListener`."""
+        """See :class:`jobs_lib.kafka.poller.PollListener`."""
 
 
 def report_lost(

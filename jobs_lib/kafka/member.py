@@ -16,7 +16,6 @@ from jobs_lib.errors import FencedError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.configuration import assigns_one_by_one
 from jobs_lib.kafka.poller import POLL_SECONDS, Poller, list_parts
-from jobs_lib.kafka.poller import MemberListener as MemberListener
 from jobs_lib.kafka.poller import Partition as Partition
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ _LEADER_SECONDS = 10.0
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
 
 
-class MemberListener(Protocol):
-    """Learns what happens to a member; called in its poll thread."""
+class PollListener(Protocol):
+    """Learns what becomes of the partitions; called in the thread that polls."""
 
     def assigned(self, partitions: frozenset[Partition]) -> None:
         """React to new partitions; they are paused until :meth:`Poller.begin`."""
@@ -86,7 +86,7 @@ class Poller:
         """
         self.group = group
         self._settings = settings
-        self._listeners: list[MemberListener] = []
+        self._listeners: list[PollListener] = []
         self._commands: deque[Callable[[Consumer], bool]] = deque()
         self._assigned: set[Partition] = set()
         """Kept here, because asking librdkafka would wait while it holds the GIL."""
@@ -107,7 +107,7 @@ class Poller:
         self._loop = Loop(f"poll {group}", self._poll, stopping=self._stopping)
         self.pulse = self._loop.pulse
 
-    def listen(self, listener: MemberListener) -> None:
+    def listen(self, listener: PollListener) -> None:
         """Add a listener; call this before :meth:`start`."""
         self._listeners.append(listener)
 
