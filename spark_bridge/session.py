@@ -39,9 +39,9 @@ exec {program} "$@"
 """
 
 
-def default_master(processors: int | None = None) -> str:
+def default_master() -> str:
     """Return ``local[…]`` with up to four threads and four tries for each task."""
-    return f"local[{max(2, min(4, processors or os.cpu_count() or 2))},4]"
+    return f"local[{max(2, min(4, os.cpu_count() or 2))},4]"
 
 
 def java_home() -> Path:

@@ -7,6 +7,7 @@ why, and since when. Or, if its declaration says so, the record goes into the ta
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -306,17 +307,14 @@ def _is_gone(progress: Progress) -> FencedError:
 
 
 class Alarms:
-    """Tells of skipped records: of a partition's first at once, then how many more."""
+    """Tells of skipped records: of a partition's first at once, then how many more.
 
-    def __init__(self, group: str, pause: float = _ALARM_PAUSE) -> None:
-        """Prepare.
+    Args:
+        group: the consumer group.
+    """
 
-        Args:
-            group: the consumer group.
-            pause: seconds between two alarms of one partition.
-        """
+    def __init__(self, group: str) -> None:
         self._group = group
-        self._pause = pause
         self._lock = threading.Lock()
         self._untold: dict[str, _Skipped] = {}
         self._told_at: dict[str, float] = {}
@@ -338,7 +336,7 @@ class Alarms:
                 origin: self._untold.pop(origin)
                 for origin in list(self._untold)
                 if origin in leaving
-                or now >= self._told_at.get(origin, now - self._pause) + self._pause
+                or now >= self._told_at.get(origin, -math.inf) + _ALARM_PAUSE
             }
             self._told_at.update(dict.fromkeys(due, now))
         for origin, skipped in due.items():

@@ -92,10 +92,10 @@ def write_statements(
     *,
     key: str,
     columns: Mapping[str, str],
-    key_sql_type: str = "text",
-    writer: str | None = None,
-    readers: Iterable[str] = (),
-    fillfactor: int = 80,
+    key_sql_type: str,
+    writer: str | None,
+    readers: Iterable[str],
+    fillfactor: int,
 ) -> list[str]:
     """The statements that :func:`create_read_model` runs, for the same arguments.
 

@@ -73,7 +73,6 @@ class Effects(NamedTuple):
 
 
 ALL = Effects()
-NONE = Effects(0, 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def find_fault(
     after: Collection[Dependency],
     source: Source | None,
-    explain_circle: ExplainCircle | None = None,
+    explain_circle: ExplainCircle | None,
 ) -> str | None:
     """Say why a gate cannot judge a job; None if it can.
 

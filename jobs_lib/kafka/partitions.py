@@ -19,6 +19,8 @@ _ARE_THERE = KafkaError.INVALID_PARTITIONS
 """The topic has so many or more: the broker that was asked before was behind."""
 ADD_SECONDS = 5.0
 """How long a broker may take to add partitions."""
+_SECONDS = 2.0
+"""How long a broker may take to show its partitions."""
 
 
 def add_partitions(settings: Settings, topic: str, count: int) -> None:
@@ -50,7 +52,6 @@ def count_on_brokers(
     settings: Settings,
     topic: str,
     before_each: Callable[[], object] = lambda: None,
-    timeout: float = 2.0,
 ) -> dict[str, int]:
     """Count the partitions with a leader that each live broker shows of a topic.
 
@@ -58,31 +59,30 @@ def count_on_brokers(
         settings: where Kafka is.
         topic: by its name in Kafka.
         before_each: is called before each broker is asked.
-        timeout: seconds that each may take.
 
     Returns the counts by the brokers' addresses; 0 for one that does not answer.
     """
     try:
-        addresses = _list_brokers(settings, timeout)
+        addresses = _list_brokers(settings)
     except KafkaException:
         return {settings.kafka_bootstrap_servers: 0}
     counts = {}
     for one in addresses:
         before_each()
-        counts[one] = _count_on(settings, topic, one, timeout)
+        counts[one] = _count_on(settings, topic, one)
     return counts
 
 
-def _list_brokers(settings: Settings, timeout: float) -> list[str]:
-    brokers = make_admin(settings).list_topics(timeout=timeout).brokers.values()
+def _list_brokers(settings: Settings) -> list[str]:
+    brokers = make_admin(settings).list_topics(timeout=_SECONDS).brokers.values()
     return [f"{one.host}:{one.port}" for one in brokers]
 
 
-def _count_on(settings: Settings, topic: str, address: str, timeout: float) -> int:
+def _count_on(settings: Settings, topic: str, address: str) -> int:
     # A client's first question goes to the only broker that it knows.
     own = settings.model_copy(update={"kafka_bootstrap_servers": address})
     try:
-        found = make_admin(own).list_topics(topic, timeout=timeout).topics[topic]
+        found = make_admin(own).list_topics(topic, timeout=_SECONDS).topics[topic]
     except KafkaException:
         return 0
     return sum(1 for one in found.partitions.values() if one.leader >= 0)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _SECONDS = 10.0
+_CUT_SECONDS = 60.0
+"""How long a log may take until it begins where it was cut."""
 _PAUSE = 0.1
 
 
@@ -104,9 +106,7 @@ def change(settings: Settings, topic: str, wanted: Mapping[str, str | None]) -> 
         raise _explain(failure, settings, topic, "ALTER_CONFIGS") from None
 
 
-def delete_before(
-    settings: Settings, topic: str, ends: Mapping[int, int], timeout: float = 60.0
-) -> None:
+def delete_before(settings: Settings, topic: str, ends: Mapping[int, int]) -> None:
     """Delete the records before some offsets, and wait until the log begins there.
 
     Kafka does so only for a topic whose ``cleanup.policy`` has ``delete``, and a broker
@@ -118,7 +118,7 @@ def delete_before(
     """
     admin = make_admin(settings)
     places = [TopicPartition(topic, number, end) for number, end in ends.items() if end]
-    until = time.monotonic() + timeout
+    until = time.monotonic() + _CUT_SECONDS
     while True:
         failure: KafkaException | None = None
         asked = admin.delete_records(places, request_timeout=_SECONDS) if places else {}
@@ -136,7 +136,7 @@ def delete_before(
                 raise _explain(failure, settings, topic, "DELETE") from None
             raise UnavailableError(
                 f"the log of {topic!r} does not begin where it was cut after "
-                f"{timeout:g} s: are all its partitions' leaders there? Try again"
+                f"{_CUT_SECONDS:g} s: are all its partitions' leaders there? Try again"
             )
         time.sleep(_PAUSE)
 

@@ -23,7 +23,7 @@ def move_discarded(
     ids: Iterable[int] | None,
     filter: Filter | None,
     *,
-    batch: int = BATCH,
+    batch: int,
 ) -> Iterator[tuple[int, bool]]:
     """Run discarded jobs again; yields each id, and whether it could be moved back.
 

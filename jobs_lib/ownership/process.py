@@ -66,7 +66,6 @@ class Process:
         *,
         types: Iterable[str] = (),
         topics: Iterable[str] = (),
-        role: str = EXECUTE,
         give_up_after: float = math.inf,
         stale_after: float = 5.0,
     ) -> None:
@@ -79,7 +78,6 @@ class Process:
             interval: seconds between two heartbeats.
             types: the job types that it knows.
             topics: the topics whose partitions its executor follows.
-            role: the role in which its executor owns origins.
             give_up_after: seconds without a heartbeat after which it is cut off.
             stale_after: seconds without a heartbeat after which another process counts
                 as dead, and its transactions are ended. This process is no longer cut
@@ -91,7 +89,7 @@ class Process:
         self.roles = sorted(roles)
         self.types = sorted(types)
         self.topics = sorted(topics)
-        self.role = role
+        self.role = EXECUTE
         """The role in which it owns the origins of jobs, if it runs any."""
         self.foreign: frozenset[str] = frozenset()
         """Types that executors of other apps knew at the last heartbeat."""

@@ -69,9 +69,7 @@ class Liveness:
         silent: seconds without a beat after which one counts as dead.
     """
 
-    def __init__(
-        self, pulses: Callable[[], Iterable[Pulse]], silent: float = SILENT
-    ) -> None:
+    def __init__(self, pulses: Callable[[], Iterable[Pulse]], silent: float) -> None:
         self._pulses = pulses
         self._silent = silent
         self._lock = threading.Lock()

@@ -29,11 +29,12 @@ _CRASH = "crash"
 class Suspects:
     """The suspects of some origins: one at a time is in flight, no other beside it."""
 
-    def __init__(self, alone: threading.Lock | None = None) -> None:
+    def __init__(self, alone: threading.Lock | None) -> None:
         """Prepare.
 
         Args:
-            alone: held while a suspect is in flight, by one claimer of the owner.
+            alone: held while a suspect is in flight, by one claimer of the owner; None
+                if it has no other claimer.
         """
         self._alone = alone or threading.Lock()
         self._waiting: dict[int, str] = {}

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 Level = Literal["ok", "warn", "error"]
+_NAMED = 5
+"""How many names a line has before it only counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Target:
         ).fetchall()
 
 
-def names(found: list[str], limit: int = 5) -> str:
+def names(found: list[str]) -> str:
     """Write some names as text, and how many more there are."""
-    more = len(found) - limit
-    return ", ".join(found[:limit]) + (f" and {more} more" if more > 0 else "")
+    more = len(found) - _NAMED
+    return ", ".join(found[:_NAMED]) + (f" and {more} more" if more > 0 else "")
