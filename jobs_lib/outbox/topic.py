@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 from typing_extensions import TypeVar
@@ -61,8 +62,6 @@ class Topic(Generic[V]):
     ) -> None:
         self.declared = name
         """The name without the environment's template."""
-        self._name: str | None = None
-        self._largest: int | None = None
         self.compacted = compacted
         self.partitions = partitions
         self.given = config
@@ -83,19 +82,15 @@ class Topic(Generic[V]):
         self._statements = Statements(queries)
         self._shards: int | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its name in Kafka: the declared name, put into the environment's template."""
-        if self._name is None:
-            self._name = name_in_kafka(self._settings(), self.declared)
-        return self._name
+        return name_in_kafka(self._settings(), self.declared)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Bytes that a record's key and value may have, as far as is known here."""
-        if self._largest is None:
-            self._largest = find_largest(self.config, self._settings())
-        return self._largest
+        return find_largest(self.config, self._settings())
 
     @property
     def settings(self) -> Settings:

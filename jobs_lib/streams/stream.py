@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic
 
 from typing_extensions import TypeVar
@@ -100,8 +101,6 @@ class Stream(Generic[V]):
         make_config(name, config, compacted=True)
         self.declared = name
         """The name without the environment's template."""
-        self._name: str | None = None
-        self._largest: int | None = None
         self.given = config
         """The settings in Kafka that the app has declared."""
         self._settings = settings
@@ -114,12 +113,10 @@ class Stream(Generic[V]):
         if encoder.content_type:
             self._headers = [("content-type", encoder.content_type.encode())]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its name in Kafka: the declared name, put into the environment's template."""
-        if self._name is None:
-            self._name = name_in_kafka(self._settings(), self.declared)
-        return self._name
+        return name_in_kafka(self._settings(), self.declared)
 
     @property
     def config(self) -> dict[str, str]:
@@ -143,12 +140,10 @@ class Stream(Generic[V]):
             )
         return make_config(self.declared, config, compacted=True)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Bytes that a record's key and value may have, as far as is known here."""
-        if self._largest is None:
-            self._largest = find_largest(self.given, self._settings())
-        return self._largest
+        return find_largest(self.given, self._settings())
 
     def publish(
         self,
