@@ -132,8 +132,8 @@ def start_stale(
         engine: compares topic and table: ``spark``, or ``sql`` for this process and the
             database.
         master: Spark's master. Defaults to this machine.
-        conf: as for :func:`start`.
-        packed: as for :func:`start`.
+        conf: as for :func:`spark_bridge.start`.
+        packed: as for :func:`spark_bridge.start`.
         chunk: keys in one job.
         watch_lag: a group, and the lag above which it pauses the re-export.
 
@@ -176,12 +176,12 @@ def start_rebuild(
         database: holds the entity's table and the library's schema.
         settings: where Kafka is.
         entity: what ``@app.entity`` declared.
-        rate: as for :func:`start`.
+        rate: as for :func:`spark_bridge.start`.
         engine: loads the keys: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
-        conf: as for :func:`start`.
-        packed: as for :func:`start`.
-        keep: as for :func:`start`.
+        conf: as for :func:`spark_bridge.start`.
+        packed: as for :func:`spark_bridge.start`.
+        keep: as for :func:`spark_bridge.start`.
         although_behind: whether to delete records that a group has not read yet.
 
     Raises:
@@ -225,12 +225,12 @@ def start_move(
         settings: where Kafka is.
         entity: what ``@app.entity`` declared.
         topic: the new one, as ``app.topic`` declared it.
-        rate: as for :func:`start`.
+        rate: as for :func:`spark_bridge.start`.
         engine: loads the keys: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
-        conf: as for :func:`start`.
-        packed: as for :func:`start`.
-        keep: as for :func:`start`.
+        conf: as for :func:`spark_bridge.start`.
+        packed: as for :func:`spark_bridge.start`.
+        keep: as for :func:`spark_bridge.start`.
         chunk: keys in one job.
         watch_lag: a group, and the lag above which it pauses the re-export.
 

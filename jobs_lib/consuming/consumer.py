@@ -323,7 +323,7 @@ class Consumer:
                 self._begin_again(progress)
 
     def revoked(self, partitions: frozenset[Partition]) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: the ownership releases them, by :meth:`release`."""
 
     def lost(self, partitions: frozenset[Partition]) -> None:
         """Do nothing, likewise."""

@@ -118,7 +118,9 @@ class Progress:
     held: Held | None = None
     """Set while the next record waits for other groups."""
     busy: bool = False
+    """Set while a thread works on it: no other one takes it."""
     leaving: bool = False
+    """Set once it is to be given up: no block of it is begun any more."""
     most: int = 1
     """The most records of any block."""
     size: int = FIRST_SIZE
@@ -147,6 +149,7 @@ class Progress:
     failures: int = 0
     """Failed attempts in a row."""
     retry_at: float = 0.0
+    """When it is tried again after a failure, by the monotonic clock."""
     unsure_until: int | None = None
     """Behind a block whose commit may have succeeded, though nobody was told."""
     lost_at: int | None = None

@@ -399,7 +399,7 @@ class TopicDeclarations:
             topic: the topic that the states are sent to.
             source: the service's own table, ``table`` or ``schema.table``.
             key: the column whose text is the record's key; or several columns, whose
-                texts :func:`join_key` makes into one.
+                texts :func:`jobs_lib.join_key` makes into one.
             name: the entity's name in commands. Defaults to ``source``.
         """
 

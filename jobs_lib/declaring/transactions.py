@@ -65,8 +65,8 @@ class TransactionDeclarations:
             topic: the topic to read, or ``Exact("their.topic")``.
             group: the consumer group, which nothing else may share.
             value: the type of the records' values. Defaults to whatever the JSON holds.
-            schema: says that the values are Avro, as for :meth:`consumer`.
-            key_type: the type of the keys, as for :meth:`consumer`.
+            schema: says that the values are Avro, as for :meth:`jobs_lib.App.consumer`.
+            key_type: the type of the keys, as for :meth:`jobs_lib.App.consumer`.
 
         Raises:
             ConfigurationError: the arguments do not go together.

@@ -49,10 +49,10 @@ def start_move(
         settings: where Kafka is.
         entity: what ``@app.entity`` declared.
         topic: the new one, as ``app.topic`` declared it.
-        rate: as for :func:`start`.
-        engine: as for :func:`start`.
+        rate: as for :func:`jobs_lib.reexport.start`.
+        engine: as for :func:`jobs_lib.reexport.start`.
         chunk: keys in one job.
-        watch_lag: as for :func:`start`.
+        watch_lag: as for :func:`jobs_lib.reexport.start`.
 
     Raises:
         ReexportError: the entity cannot be moved there.

@@ -88,12 +88,12 @@ def rebuild(
         database: holds the entity's table and the library's schema.
         settings: where Kafka is.
         entity: what ``@app.entity`` declared.
-        rate: as for :func:`start`.
-        engine: as for :func:`start`.
+        rate: as for :func:`jobs_lib.reexport.start`.
+        engine: as for :func:`jobs_lib.reexport.start`.
         chunk: keys in one job.
-        watch_lag: as for :func:`start`.
+        watch_lag: as for :func:`jobs_lib.reexport.start`.
         although_behind: whether to delete records that a group has not read yet.
-        on_progress: as for :func:`start`.
+        on_progress: as for :func:`jobs_lib.reexport.start`.
 
     Raises:
         AccessError: Kafka denies a right.

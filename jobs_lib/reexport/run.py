@@ -104,7 +104,8 @@ def start(
         ahead: keys that may be loaded and not yet sent; then the call waits until half
             of them are sent. Defaults to two million.
         watch_lag: a group, and the lag above which it pauses the re-export; see
-            :func:`watch_lag`. Defaults to none, or to that of the unfinished one.
+            :func:`jobs_lib.reexport.watch_lag`. Defaults to none, or to that of the
+            unfinished one.
         on_progress: called before each wave of ranges and at the end.
         snapshot: load the keys that the table has at one moment. Not for long loads:
             VACUUM cannot remove dead rows meanwhile.

@@ -148,10 +148,10 @@ def remove_stale(
         database: holds the entity's table and the library's schema.
         settings: where Kafka is.
         entity: what ``@app.entity`` declared.
-        rate: as for :func:`start`.
+        rate: as for :func:`jobs_lib.reexport.start`.
         finder: compares topic and table. Defaults to the database.
         chunk: keys in one job.
-        watch_lag: as for :func:`start`.
+        watch_lag: as for :func:`jobs_lib.reexport.start`.
 
     Raises:
         ReexportError: they cannot be removed as asked.

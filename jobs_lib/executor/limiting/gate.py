@@ -128,14 +128,22 @@ class JobGate:
         self._positions = positions
         self._refresh = refresh
         self._explain_circle = explain_circle
+        # All times of a gate are by ``time.monotonic()``.
         self._known: dict[str, _Known] = {}
+        """Up to where the gates are open, by topic; replaced as a whole."""
         self._asked_at = 0.0
+        """When Kafka's answers were asked for last."""
         self._lock = threading.Lock()
+        """Guards the sources, and what waits and was told."""
         self._waiting: dict[_Passed, _Waiting] = {}
         self._looked_at = 0.0
+        """When it was last looked for jobs that wait for long."""
         self._told: set[str] = set()
+        """The partitions of the last event that still have such jobs."""
         self._told_at = -_TELL_PAUSE
+        """When that event was sent."""
         self._closed_at: float | None = None
+        """Since when the first such job has waited; None while there is none."""
         positions.listen(self._judge)
 
     # What is known of the groups
