@@ -247,28 +247,26 @@ class Consumer:
             effects = self._offsets.read_effects(connection, declared)
         with self._changed:
             for partition, epoch in parts.items():
-                at = stored.get(partition)
-                self._partitions[partition] = Progress(
+                topic, at = partition[0], stored.get(partition)
+                progress = self._partitions[partition] = Progress(
                     partition,
                     epoch,
                     at,
                     highest.get(partition),
                     effects.get(partition, ALL),
-                    topic_id=ids.get(partition[0]),
+                    topic_id=ids.get(topic),
                     placing=Placing(sources[partition], self._database.queries)
                     if partition in sources
                     else None,
-                    most=self._declared[partition[0]].block or self._block,
-                    size=self._choose_size(partition[0]),
-                    reads_ahead=self._declared[partition[0]].reads_ahead,
-                    share=self._shares[partition[0]],
+                    replaced=partition in replaced,
+                    stopped=partition in ended,
+                    ended=partition in ended,
+                    most=self._declared[topic].block or self._block,
+                    size=self._choose_size(topic),
+                    reads_ahead=self._declared[topic].reads_ahead,
+                    share=self._shares[topic],
                 )
-                if partition in ended:
-                    self._partitions[partition].stopped = True
-                    self._partitions[partition].ended = True
-                if partition in replaced:
-                    self._partitions[partition].replaced = True
-                if self._partitions[partition].has_other_records:
+                if progress.has_other_records:
                     self._commits.note_anew(partition)
                 # The owner before may have ended between its two commits. And Kafka
                 # may have an offset of an earlier database, for which others wait.
