@@ -74,6 +74,17 @@ class Ended(NamedTuple):
     """Whether it has ended the work; False if another process has."""
 
 
+class _Begun(NamedTuple):
+    """What the database knows of a re-synchronisation that has not ended."""
+
+    topic: str
+    topic_id: UUID | None
+    group: str
+    begins: str
+    """From where it reads."""
+    started_at: datetime
+
+
 def name_group(group: str, table: str) -> str:
     """Name a new group that re-synchronises a table of another group.
 
@@ -280,14 +291,13 @@ class Resync:
             UnavailableError: no broker answers.
         """
         with self._open() as connection:
-            row = self._execute(connection, "read_resync", self._named).fetchone()
-        if row is None or row[2] != self.group:
+            begun = self._read_own(connection)
+        if begun is None:
             return
-        topic, topic_id, *_ = row
-        found = read_topic_ids(self.settings, [topic]).get(topic)
+        found = read_topic_ids(self.settings, [begun.topic]).get(begun.topic)
         # Kafka may not know the topic for a moment.
         if found is not None:
-            _refuse_other_topic(topic, topic_id, found)
+            _refuse_other_topic(begun, found)
 
     def end(self) -> Ended | None:
         """Remove what the topic did not show, and forget the re-synchronisation.
@@ -355,11 +365,10 @@ class Resync:
 
     def forget(self) -> None:
         """Forget it: no process goes on with it, and nothing is removed."""
-        name = {"model": self._model.name}
         with self._open() as connection:
-            row = self._execute(connection, "read_resync", name).fetchone()
-            self._execute(connection, "end_resync", name)
-        group = self.group if row is None else row[2]
+            begun = self._read_begun(connection)
+            self._execute(connection, "end_resync", {"model": self._model.name})
+        group = self.group if begun is None else begun.group
         self._forget_group(group, is_cancelled=True)
 
     def leave(self) -> None:
@@ -368,8 +377,8 @@ class Resync:
         That one has left the partitions which this one still had.
         """
         with self._open() as connection:
-            row = self._execute(connection, "read_resync", self._named).fetchone()
-        if row is None or row[2] != self.group:
+            begun = self._read_own(connection)
+        if begun is None:
             self._forget_group(self.group)
 
     def _forget_group(self, group: str | None, *, is_cancelled: bool = False) -> None:
@@ -387,21 +396,19 @@ class Resync:
 
     def _find_group(self, connection: psycopg.Connection[Any], begins: str) -> str:
         """Find the group of the one that has begun, if it reads from the same place."""
-        row = self._execute(
-            connection, "read_resync", {"model": self._model.name}
-        ).fetchone()
-        if row is None:
+        begun = self._read_begun(connection)
+        if begun is None:
             raise OperatingError(
                 f"the re-synchronisation of {self._model.name} has just ended in "
                 "another process: call it again to begin another one"
             )
-        if row[3] != begins:
+        if begun.begins != begins:
             raise OperatingError(
-                f"a re-synchronisation of {self._model.name} that reads from {row[3]} "
-                f"has begun at {row[4]:%Y-%m-%d %H:%M:%S %Z}: call it with the same "
-                "place to go on with it, or end it with --cancel"
+                f"a re-synchronisation of {self._model.name} that reads from "
+                f"{begun.begins} has begun at {begun.started_at:%Y-%m-%d %H:%M:%S %Z}: "
+                "call it with the same place to go on with it, or end it with --cancel"
             )
-        return str(row[2])
+        return begun.group
 
     def _refuse_switched(self, connection: psycopg.Connection[Any]) -> None:
         """Refuse tables that have other names since they were asked for.
@@ -419,12 +426,22 @@ class Resync:
                     "tables have other names: call it again"
                 )
 
-    def _find_removing(
-        self, connection: psycopg.Connection[Any]
-    ) -> tuple[Any, ...] | None:
+    def _read_begun(self, connection: psycopg.Connection[Any]) -> _Begun | None:
+        """Read what is known of the model's; it may be one that began later."""
+        row = self._execute(
+            connection, "read_resync", {"model": self._model.name}
+        ).fetchone()
+        return None if row is None else _Begun(*row)
+
+    def _read_own(self, connection: psycopg.Connection[Any]) -> _Begun | None:
+        """Read what is known of this one; None if it has ended."""
+        begun = self._read_begun(connection)
+        return begun if begun and begun.group == self.group else None
+
+    def _find_removing(self, connection: psycopg.Connection[Any]) -> _Begun | None:
         """Find what is known of it; None if it has ended, or no rows go at its end."""
-        row = self._execute(connection, "read_resync", self._named).fetchone()
-        return row if row and row[2] == self.group and row[3] == START else None
+        begun = self._read_own(connection)
+        return begun if begun and begun.begins == START else None
 
     def _check_seen_all(self) -> bool:
         """Refuse to go on if rows are to be removed that the topic may have.
@@ -432,19 +449,18 @@ class Resync:
         Returns whether any are to be removed.
         """
         with self._open() as connection:
-            row = self._find_removing(connection)
-            if row is None:
+            begun = self._find_removing(connection)
+            if begun is None:
                 return False
-            topic, topic_id, *_ = row
             skipped = self._find_skipped(connection)
-        found = read_topic_ids(self.settings, [topic]).get(topic)
-        if found is None and topic_id is not None:
+        found = read_topic_ids(self.settings, [begun.topic]).get(begun.topic)
+        if found is None and begun.topic_id is not None:
             raise UnavailableError(
-                f"Kafka does not know the topic {topic!r} at the moment, so nobody "
-                "knows whether it is still the same: no row was removed. Call the "
-                "re-synchronisation again to go on with it"
+                f"Kafka does not know the topic {begun.topic!r} at the moment, so "
+                "nobody knows whether it is still the same: no row was removed. Call "
+                "the re-synchronisation again to go on with it"
             )
-        _refuse_other_topic(topic, topic_id, found)
+        _refuse_other_topic(begun, found)
         if skipped is not None:
             raise OperatingError(
                 f"{skipped}. Nobody knows which keys the topic has: no row was "
@@ -537,12 +553,12 @@ def _name_place(at: datetime | int | None, partition: int | None) -> str:
     return place if partition is None else f"{place} of partition {partition}"
 
 
-def _refuse_other_topic(topic: str, begun: UUID | None, found: UUID | None) -> None:
+def _refuse_other_topic(begun: _Begun, found: UUID | None) -> None:
     """Refuse to go on with another topic of the same name, where both ids are known."""
-    if None not in (begun, found) and begun != found:
+    if None not in (begun.topic_id, found) and begun.topic_id != found:
         raise OperatingError(
-            f"{topic!r} was deleted and made anew since the re-synchronisation began: "
-            "end it with --cancel, and begin again"
+            f"{begun.topic!r} was deleted and made anew since the re-synchronisation "
+            "began: end it with --cancel, and begin again"
         )
 
 
