@@ -10,7 +10,7 @@ from jobs_lib import reexport as api
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import read_committed
-from jobs_lib.reexport.control import REACHED, check_rate
+from jobs_lib.reexport.control import REACHED, check_rate, read_unfinished
 
 if TYPE_CHECKING:
     from jobs_lib.app import App
@@ -128,10 +128,8 @@ def find_open_topic(app: App, entity: Entity) -> str:
     """Find the topic that the entity's open re-export goes to, else its own one."""
     database = app.database()
     with database.connect("re-export") as connection:
-        found = connection.execute(
-            database.queries["find_unfinished"], {"entity": entity.name}
-        ).fetchone()
-    return entity.topic.name if found is None else str(found[3])
+        found = read_unfinished(connection, database.queries, entity.name)
+    return entity.topic.name if found is None else found.topic
 
 
 def find_limit(app: App, topic: str, text: str) -> api.LagLimit:

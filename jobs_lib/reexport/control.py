@@ -94,6 +94,20 @@ class Progress:
         return max(0, self.total - self.sent - self.superseded)
 
 
+class Unfinished(NamedTuple):
+    """A re-export that has not ended; each entity has one at most."""
+
+    id: int
+    started_at: datetime
+    stale: bool
+    """Whether it sends the keys that only the topic has, and not those of the table."""
+    topic: str
+    """The one that it goes to, by its name in Kafka."""
+    has_ranges: bool
+    """Whether its keys are divided into ranges; those of stale keys have one once the
+    keys are loaded, and the changes of transactions have none."""
+
+
 def status(database: Database, entity: str) -> Progress:
     """Read the progress of the entity's latest re-export; marks it as ended if it is.
 
@@ -289,6 +303,14 @@ def find_latest(
             f"`jobs-lib reexport start {entity} --rate N` begins one"
         )
     return int(row[0])
+
+
+def read_unfinished(
+    connection: psycopg.Connection[Any], queries: Queries, entity: str
+) -> Unfinished | None:
+    """Read which re-export of an entity has not ended, whatever it sends."""
+    row = connection.execute(queries["find_unfinished"], {"entity": entity}).fetchone()
+    return None if row is None else Unfinished(*row)
 
 
 def read_progress(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.kafka.places import find_places
+from jobs_lib.reexport.control import read_unfinished
 from jobs_lib.reexport.loading import SqlEngine
 from jobs_lib.reexport.run import CHUNK, begin, load
 from jobs_lib.reexport.topics import check_compacted, refuse_shared
@@ -118,12 +119,10 @@ def _refuse_unended(
     entity: Entity,
     topic: Topic[Any],
 ) -> None:
-    row = connection.execute(
-        queries["find_unfinished"], {"entity": entity.name}
-    ).fetchone()
-    if row is not None and row[3] == topic.name:
+    found = read_unfinished(connection, queries, entity.name)
+    if found is not None and found.topic == topic.name:
         raise ReexportError(
-            f"the re-export {row[0]} to {topic.name!r} has not ended: end it with "
+            f"the re-export {found.id} to {topic.name!r} has not ended: end it with "
             f"`jobs-lib reexport cancel {entity.name}`, and run this again"
         )
 

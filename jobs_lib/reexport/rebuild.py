@@ -17,7 +17,7 @@ from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.lag import find_readers
 from jobs_lib.kafka.places import find_committed_ends
 from jobs_lib.kafka.topic_settings import change, delete_before, read_own
-from jobs_lib.reexport.control import read_progress
+from jobs_lib.reexport.control import read_progress, read_unfinished
 from jobs_lib.reexport.loading import SqlEngine
 from jobs_lib.reexport.run import CHUNK, begin, check_asked, load
 from jobs_lib.reexport.topics import check_compacted, refuse_shared
@@ -176,11 +176,11 @@ def _note(
         "former": json.dumps(former),
     }
     with database.connect("re-export") as connection, connection.transaction():
-        unfinished = _run(connection, database, entity, "find_unfinished").fetchone()
+        unfinished = read_unfinished(connection, database.queries, entity.name)
         if unfinished is not None:
             # A part of its records would be deleted, and not sent again.
             raise ReexportError(
-                f"the re-export {unfinished[0]} of {entity.name!r} has not ended: wait "
+                f"the re-export {unfinished.id} of {entity.name!r} has not ended: wait "
                 f"for its end, or end it with `jobs-lib reexport cancel {entity.name}`"
             )
         connection.execute(database.queries["note_rebuild"], values)
@@ -224,11 +224,11 @@ def _refuse_lag(settings: Settings, topic: str) -> None:
 
 def _refuse_older(database: Database, entity: Entity, found: Rebuild) -> None:
     with database.connect("re-export") as connection:
-        row = _run(connection, database, entity, "find_unfinished").fetchone()
-    if row is not None and row[0] <= found.last_reexport:
+        unfinished = read_unfinished(connection, database.queries, entity.name)
+    if unfinished is not None and unfinished.id <= found.last_reexport:
         raise ReexportError(
-            f"the re-export {row[0]} of {entity.name!r} began before the topic was "
-            f"empty: end it with `jobs-lib reexport cancel {entity.name}`, and run "
+            f"the re-export {unfinished.id} of {entity.name!r} began before the topic "
+            f"was empty: end it with `jobs-lib reexport cancel {entity.name}`, and run "
             "this again"
         )
 

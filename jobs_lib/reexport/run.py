@@ -11,9 +11,11 @@ from jobs_lib.outbox.finishing import finish_if_done
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
+    Unfinished,
     check_lag_limit,
     check_rate,
     read_progress,
+    read_unfinished,
     wake_for_rate,
 )
 from jobs_lib.reexport.loading import Loading, SqlEngine
@@ -71,6 +73,24 @@ class Begun:
     resumed: bool
     """Whether it had begun before."""
     loading: Loading
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What :func:`begin` is asked for."""
+
+    entity: Entity
+    topic: Topic[Any] | None
+    rate: int | Window
+    ranges: int | None
+    chunk: int
+    watch_lag: LagLimit | None
+    hold: Hold | None
+
+    @property
+    def goal(self) -> str:
+        """The name of the topic that the states go to."""
+        return (self.topic or self.entity.topic).name
 
 
 def start(
@@ -158,58 +178,80 @@ def begin(
     Raises:
         ReexportError: it cannot be planned or begun as asked.
     """
-    goal = (topic or entity.topic).name
     check_asked(rate, chunk, watch_lag)
     if hold is not None:
         check_hold(database, hold)
+    asked = _Asked(entity, topic, rate, ranges, chunk, watch_lag, hold)
     queries = database.queries
     with database.connect("re-export") as connection:
-        home, partitions = read_home(connection, queries)
-        name = {"entity": entity.name}
+        # To plan may take long, and would be in vain without one.
+        read_home(connection, queries)
         unfinished = find_unfinished(connection, queries, entity.name)
         if unfinished is None:
-            plan = plan_ranges(connection, queries, entity, ranges)
-            source = plan.source
-            if hold is not None:
-                check_keys(plan.total, hold)
-            with connection.transaction():
-                home, partitions = read_home(connection, queries)
-                per_minute = settle_rate(rate, plan.total)
-                row = connection.execute(
-                    queries["start_reexport"],
-                    {**name, "topic": goal, "rate": per_minute},
-                ).fetchone()
-                if row is not None:
-                    set_lag_limit(connection, queries, row[0], watch_lag)
-                    store_ranges(connection, queries, row[0], plan.ranges)
-                    if topic is not None:
-                        _begin_copy(connection, queries, entity, topic, row[1])
-                    loading = Loading(row[0], row[1], source, chunk, home, partitions)
-                    return Begun(row[0], False, loading)
+            begun = _begin_new(connection, queries, asked)
+            if begun is not None:
+                return begun
             # Another process was faster: continue its re-export.
             unfinished = find_unfinished(connection, queries, entity.name)
-        if unfinished is not None:
-            refuse_other_source(connection, queries, unfinished[0], "table")
-        source = find_source(connection, queries, entity)
         if unfinished is None:
             raise ReexportError(
                 f"another re-export of {entity.name!r} began and ended while this one "
                 "was planned: start it again"
             )
-        if unfinished[2] != goal:
-            raise ReexportError(
-                f"the re-export {unfinished[0]} of {entity.name!r} goes to "
-                f"{unfinished[2]!r} and has not ended: wait for its end, or end it "
-                f"with `jobs-lib reexport cancel {entity.name}`"
-            )
-        if topic is not None:
-            _refuse_unfed(connection, queries, entity, topic, unfinished[0])
-        progress = read_progress(connection, queries, unfinished[0])
-        _settle_snapshot(connection, queries, progress, hold)
-        change_rate(connection, queries, progress, rate)
-        set_lag_limit(connection, queries, unfinished[0], watch_lag)
-        loading = Loading(unfinished[0], unfinished[1], source, chunk, home, partitions)
-        return Begun(unfinished[0], True, loading)
+        return _resume(connection, queries, asked, unfinished)
+
+
+def _begin_new(
+    connection: psycopg.Connection[Any], queries: Queries, asked: _Asked
+) -> Begun | None:
+    """Plan a re-export and store it; None if another process has begun one."""
+    entity = asked.entity
+    plan = plan_ranges(connection, queries, entity, asked.ranges)
+    if asked.hold is not None:
+        check_keys(plan.total, asked.hold)
+    with connection.transaction():
+        home, partitions = read_home(connection, queries)
+        per_minute = settle_rate(asked.rate, plan.total)
+        row = connection.execute(
+            queries["start_reexport"],
+            {"entity": entity.name, "topic": asked.goal, "rate": per_minute},
+        ).fetchone()
+        if row is None:
+            return None
+        number, started_at = row
+        set_lag_limit(connection, queries, number, asked.watch_lag)
+        store_ranges(connection, queries, number, plan.ranges)
+        if asked.topic is not None:
+            _begin_copy(connection, queries, entity, asked.topic, started_at)
+    loading = Loading(number, started_at, plan.source, asked.chunk, home, partitions)
+    return Begun(number, False, loading)
+
+
+def _resume(
+    connection: psycopg.Connection[Any],
+    queries: Queries,
+    asked: _Asked,
+    unfinished: Unfinished,
+) -> Begun:
+    """Go on with an unfinished re-export, at the rate that is asked for."""
+    entity, number = asked.entity, unfinished.id
+    refuse_other_source(connection, queries, number, "table")
+    source = find_source(connection, queries, entity)
+    if unfinished.topic != asked.goal:
+        raise ReexportError(
+            f"the re-export {number} of {entity.name!r} goes to {unfinished.topic!r} "
+            "and has not ended: wait for its end, or end it with `jobs-lib reexport "
+            f"cancel {entity.name}`"
+        )
+    if asked.topic is not None:
+        _refuse_unfed(connection, queries, entity, asked.topic, number)
+    progress = read_progress(connection, queries, number)
+    _settle_snapshot(connection, queries, progress, asked.hold)
+    change_rate(connection, queries, progress, asked.rate)
+    set_lag_limit(connection, queries, number, asked.watch_lag)
+    place = read_home(connection, queries)
+    loading = Loading(number, unfinished.started_at, source, asked.chunk, *place)
+    return Begun(number, True, loading)
 
 
 def _begin_copy(
@@ -316,33 +358,30 @@ def next_wave(
 
 def find_unfinished(
     connection: psycopg.Connection[Any], queries: Queries, entity: str
-) -> tuple[int, datetime, str] | None:
-    """Find the entity's unfinished re-export of its table.
-
-    Returns its id, the time of its start, and its topic.
+) -> Unfinished | None:
+    """Find the entity's unfinished re-export of a table or a frame.
 
     Raises:
         ReexportError: there is one that sends something else.
     """
-    row = connection.execute(queries["find_unfinished"], {"entity": entity}).fetchone()
-    if row is None:
+    found = read_unfinished(connection, queries, entity)
+    if found is None:
         return None
-    number, started_at, stale, topic, has_ranges = row
-    if stale:
+    if found.stale:
         raise ReexportError(
-            f"the re-export {number} of {entity!r} removes stale keys and has not "
+            f"the re-export {found.id} of {entity!r} removes stale keys and has not "
             "ended: wait for its end, or end it with `jobs-lib reexport cancel "
             f"{entity}`"
         )
-    if not has_ranges:
-        if finish_if_done(connection, queries, number):
+    if not found.has_ranges:
+        if finish_if_done(connection, queries, found.id):
             return None
         raise ReexportError(
-            f"the re-export {number} of {entity!r} sends changes that transactions "
+            f"the re-export {found.id} of {entity!r} sends changes that transactions "
             "have given to it, and only one of an entity goes on at a time: wait until "
             f"it is finished, or end it by `jobs-lib reexport cancel {entity}`"
         )
-    return number, started_at, topic
+    return found
 
 
 def check_asked(rate: int | Window, chunk: int, watch_lag: LagLimit | None) -> None:

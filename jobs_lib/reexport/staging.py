@@ -40,6 +40,7 @@ from jobs_lib.reexport.source import refuse_other_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     import psycopg
 
@@ -94,20 +95,21 @@ def begin_staged(
     queries = database.queries
     with database.connect("re-export") as connection:
         unfinished = find_unfinished(connection, queries, entity.name)
-        resumed = unfinished is not None
         with connection.transaction():
             topic, partitions = read_home(connection, queries)
             if unfinished is None:
                 per_minute = settle_rate(rate, sum(piece.keys for piece in ranges))
-                unfinished = _store(connection, queries, entity, ranges, per_minute)
+                number, started_at = _store(
+                    connection, queries, entity, ranges, per_minute
+                )
             else:
-                refuse_other_source(connection, queries, unfinished[0], OF_FRAME)
-                progress = read_progress(connection, queries, unfinished[0])
+                number, started_at, *_ = unfinished
+                refuse_other_source(connection, queries, number, OF_FRAME)
+                progress = read_progress(connection, queries, number)
                 change_rate(connection, queries, progress, rate)
-            set_lag_limit(connection, queries, unfinished[0], watch_lag)
-    number, started_at, *_ = unfinished
+            set_lag_limit(connection, queries, number, watch_lag)
     loading = Loading(number, started_at, None, chunk, topic, partitions)
-    return Begun(number, resumed, loading)
+    return Begun(number, unfinished is not None, loading)
 
 
 def _store(
@@ -116,7 +118,8 @@ def _store(
     entity: Entity,
     ranges: Sequence[Range],
     rate: int,
-) -> Any:
+) -> tuple[int, datetime]:
+    """Store a new one; returns its id and the time of its start."""
     values = {"entity": entity.name, "topic": entity.topic.name, "rate": rate}
     copies = connection.execute(queries["find_copies"]).fetchall()
     if fed := [copy for topic, copy, _ in copies if topic == entity.topic.name]:
@@ -130,9 +133,10 @@ def _store(
             f"another re-export of {entity.name!r} has just begun: start again to go "
             "on with it"
         )
-    store_ranges(connection, queries, row[0], ranges)
-    connection.execute(queries["make_states"], {"reexport": row[0]})
-    return row
+    number, started_at = row
+    store_ranges(connection, queries, number, ranges)
+    connection.execute(queries["make_states"], {"reexport": number})
+    return number, started_at
 
 
 def stage_range(

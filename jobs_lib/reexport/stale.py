@@ -34,7 +34,9 @@ from jobs_lib.reexport.chunks import STALE_TYPE, choose_due
 from jobs_lib.reexport.control import (
     LagLimit,
     Progress,
+    Unfinished,
     read_progress,
+    read_unfinished,
     set_rate,
     watch_lag,
 )
@@ -160,11 +162,15 @@ def remove_stale(
     """
     check_asked(rate, chunk, watch_lag)
     unfinished = _find_unfinished(database, entity)
-    if unfinished is not None and unfinished[1]:
-        return _go_on(database, entity, unfinished[0].id, rate, watch_lag)
+    if unfinished is not None and unfinished.has_ranges:
+        return _go_on(database, entity, unfinished.id, rate, watch_lag)
     check_topic(settings, entity)
     # One that was interrupted before its keys were loaded has noted all since then.
-    this = unfinished[0] if unfinished else _begin(database, entity, rate)
+    this = (
+        _begin(database, entity, rate)
+        if unfinished is None
+        else Identity(unfinished.id, unfinished.started_at)
+    )
     try:
         with (finder or SqlFinder()).find(database, settings, entity) as stale:
             loaded = _load(
@@ -226,24 +232,17 @@ def is_storable(key: str) -> bool:
     return bool(key) and "\0" not in key and is_short(key)
 
 
-def _find_unfinished(
-    database: Database, entity: Entity
-) -> tuple[Identity, bool] | None:
-    """Find the open re-export of stale keys; returns it, and whether it is loaded."""
+def _find_unfinished(database: Database, entity: Entity) -> Unfinished | None:
+    """Find the re-export of stale keys that has not ended; none other may go on."""
     with database.connect("re-export") as connection:
-        found = connection.execute(
-            database.queries["find_unfinished"], {"entity": entity.name}
-        ).fetchone()
-    if found is None:
-        return None
-    reexport, started_at, stale, _, loaded = found
-    if not stale:
+        found = read_unfinished(connection, database.queries, entity.name)
+    if found is not None and not found.stale:
         raise ReexportError(
-            f"the re-export {reexport} of {entity.name!r} has not ended, and there is "
+            f"the re-export {found.id} of {entity.name!r} has not ended, and there is "
             "one at a time: wait for its end, or end it with `jobs-lib reexport cancel "
             f"{entity.name}`"
         )
-    return Identity(reexport, started_at), loaded
+    return found
 
 
 def _begin(database: Database, entity: Entity, rate: int | Window) -> Identity:
