@@ -188,25 +188,29 @@ class Subscription:
         Raises:
             ConfigurationError: a handler that is there already says something else.
         """
-        said = {
-            "place of the type": (self.type_place, type_place),
-            "block": (self.block, block),
-            "block_seconds": (self.block_seconds, block_seconds),
-            "after": (self._after, after),
-            "done": (self._telling.done, telling.done),
-            "derived_from": (self._telling.derived_from, telling.derived_from),
-        }
-        for name, (before, now) in said.items():
-            if self._handlers and before != now:
-                raise ConfigurationError(
-                    f"the handlers of {self._topic!r} in the group {self._group!r} "
-                    f"share its partitions: give them the same {name}, not {before} "
-                    f"and {now}"
-                )
+        before = self._telling
+        self._refuse_other("place of the type", self.type_place, type_place)
+        self._refuse_other("block", self.block, block)
+        self._refuse_other("block_seconds", self.block_seconds, block_seconds)
+        self._refuse_other("after", self._after, after)
+        self._refuse_other("done", before.done, telling.done)
+        self._refuse_other("derived_from", before.derived_from, telling.derived_from)
         self.type_place = type_place
         self.block, self.block_seconds = block, block_seconds
         self._after = after
         self._telling = telling
+
+    def _refuse_other(self, name: str, before: object, now: object) -> None:
+        """Refuse what a handler says otherwise than those that are there already."""
+        if self._handlers and before != now:
+            texts = [
+                str(one) if isinstance(one, TypePlace) else repr(one)
+                for one in (before, now)
+            ]
+            raise ConfigurationError(
+                f"the handlers of {self._topic!r} in the group {self._group!r} share "
+                f"its partitions: give them the same {name}, not {' and '.join(texts)}"
+            )
 
     def add_handler(
         self,
@@ -227,20 +231,9 @@ class Subscription:
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 f"handler already (type {type_!r})"
             )
-        check_on_gap(on_gap)
-        if self._handlers and on_gap != self.on_gap:
-            raise ConfigurationError(
-                f"the handlers of {self._topic!r} in the group {self._group!r} share "
-                f"its partitions: give them the same on_gap, not {self.on_gap!r} and "
-                f"{on_gap!r}"
-            )
-        _check_on_error(on_error)
-        if self._handlers and on_error != self.on_error:
-            raise ConfigurationError(
-                f"the handlers of {self._topic!r} in the group {self._group!r} share "
-                "its partitions: give them the same on_error, not "
-                f"{self.on_error!r} and {on_error!r}"
-            )
+        check_words(on_gap=on_gap, on_error=on_error)
+        self._refuse_other("on_gap", self.on_gap, on_gap)
+        self._refuse_other("on_error", self.on_error, on_error)
         if not isinstance(repeatable, bool):
             raise ConfigurationError(f"repeatable is True or False, not {repeatable!r}")
         self.on_gap = on_gap
@@ -267,7 +260,7 @@ class Subscription:
                 f"the records of {self._topic!r} in the group {self._group!r} have a "
                 "handler already"
             )
-        _check_on_error(on_error)
+        check_words(on_error=on_error)
         self.on_error = on_error
         self._after = after
         self._telling = telling or self._telling
@@ -516,16 +509,15 @@ class Subscription:
         return chosen
 
 
-def check_on_gap(on_gap: object) -> None:
-    """Refuse another word for what to do where records are gone.
+def check_words(**given: object) -> None:
+    """Refuse another word for what to do where records are gone or fail.
+
+    Args:
+        given: the arguments, by their names.
 
     Raises:
-        ConfigurationError: it is one.
+        ConfigurationError: one is something else than ``"stop"`` and ``"skip"``.
     """
-    if on_gap not in ("stop", "skip"):
-        raise ConfigurationError(f"on_gap is 'stop' or 'skip', not {on_gap!r}")
-
-
-def _check_on_error(on_error: object) -> None:
-    if on_error not in ("stop", "skip"):
-        raise ConfigurationError(f"on_error is 'stop' or 'skip', not {on_error!r}")
+    for name, word in given.items():
+        if word not in ("stop", "skip"):
+            raise ConfigurationError(f"{name} is 'stop' or 'skip', not {word!r}")

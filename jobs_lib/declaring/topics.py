@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from jobs_lib.consuming.handler import Handler
 from jobs_lib.consuming.keys import choose_reader
 from jobs_lib.consuming.routing import choose_place
-from jobs_lib.consuming.subscription import Subscription, check_on_gap
+from jobs_lib.consuming.subscription import Subscription, check_words
 from jobs_lib.consuming.versions import Version, name_group
 from jobs_lib.declaring.arguments import (
     check_block,
@@ -337,7 +337,7 @@ class TopicDeclarations:
         check_block(block, block_seconds, what)
         if not isinstance(gapless, bool):
             raise ConfigurationError(f"gapless is True or False, not {gapless!r}")
-        check_on_gap(on_gap)
+        check_words(on_gap=on_gap)
         waits = check_after(after, topic, group, what)
         telling = check_telling(done, derived_from, topic, what)
         keys, beside = check_tables(table, key, tables, versions, what)
