@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.session import bounded
-from jobs_lib.postgres.revisions import known_versions
+from jobs_lib.postgres.revisions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +68,7 @@ def _open(
     database: Database, kind: Kind
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     if kind != "migrate":
-        database.check_version(known_versions())
+        check_version(database)
     with database.connect("grants") as connection, bounded(connection, database):
         connection.execute(database.queries["hide_path"])
         yield connection

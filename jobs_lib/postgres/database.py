@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
-from psycopg import sql
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import Int8Dumper
@@ -17,7 +15,6 @@ from jobs_lib.errors import (
     ConfigurationError,
     FencedError,
     JobsError,
-    SchemaVersionError,
     UnavailableError,
 )
 from jobs_lib.masking import describe, find_passwords, keep_secret, masked_url
@@ -30,14 +27,12 @@ from jobs_lib.schemas.json_limits import read_json
 from jobs_lib.settings import require_database_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from uuid import UUID
 
     from jobs_lib.settings import Settings
 
-_VERSION = re.compile("[0-9]{4}_[a-z0-9_]+")
-"""The form of a version of the tables, such as ``0004_jobs``."""
 _FENCED = {"JB001", "JB002"}
 _CHANNEL_LIMIT = 63
 _CONNECT_WITHIN = 10
@@ -278,102 +273,6 @@ class Database:
                 "works by 'read committed': give it a role of its own, and run `alter "
                 "role ROLE set default_transaction_isolation = 'read committed'`"
             )
-
-    def check_version(self, known: Sequence[str]) -> str:
-        """Return the version of the tables, if a release can use them.
-
-        Args:
-            known: the versions that the release knows. It is made for the last one.
-
-        Raises:
-            SchemaVersionError: there are no tables, or they do not fit.
-            UnavailableError: the database does not answer.
-        """
-        version = sql.Identifier(self.schema, "jobs_lib_version")
-        installation = sql.Identifier(self.schema, "installation")
-        with self.connect("check", answer_within=self.timeout) as connection:
-            try:
-                row = connection.execute(
-                    sql.SQL("select version_num from {}").format(version)
-                ).fetchone()
-            except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-                row = None
-            if row is None:
-                raise SchemaVersionError(
-                    f"schema {self.schema!r} of the database at "
-                    f"{masked_url(self.url)} has no tables of jobs_lib: run "
-                    "`jobs-lib migrate`"
-                )
-            installed = str(row[0])
-            check_lineage(self.schema, known, installed)
-            serves = installed
-            if installed > known[-1]:
-                (serves,) = connection.execute(
-                    sql.SQL("select compatible_from from {}").format(installation)
-                ).fetchone() or (installed,)
-        check_fit(self.schema, known, installed, serves)
-        return installed
-
-
-def check_lineage(schema: str, known: Sequence[str], installed: str) -> None:
-    """Refuse tables with a version that no release has.
-
-    A version is a number and a subject. Versions are compared as text, and Alembic
-    reads ``0005`` as an abbreviation of another version, so a bare number would be
-    mistaken for that one. A version that this release does not know can only be of a
-    later release, and so sorts behind its own.
-
-    Args:
-        schema: of the tables.
-        known: the versions that the release knows, in order.
-        installed: the version of the tables.
-
-    Raises:
-        SchemaVersionError: no release has this version.
-    """
-    if not _VERSION.fullmatch(installed) or (
-        installed not in known and installed < known[-1]
-    ):
-        raise _of_no_release(schema, installed)
-
-
-def check_fit(
-    schema: str, known: Sequence[str], installed: str, compatible_from: str
-) -> None:
-    """Refuse tables that a release cannot work with.
-
-    Args:
-        schema: of the tables.
-        known: the versions that the release knows. It is made for the last one.
-        installed: the version of the tables.
-        compatible_from: the oldest version whose releases the tables still serve.
-
-    Raises:
-        SchemaVersionError: the tables are older, too new for the release, or of none.
-    """
-    expected = known[-1]
-    if installed < expected:
-        raise SchemaVersionError(
-            f"the tables in schema {schema!r} have version {installed}, this release "
-            f"needs {expected}: run `jobs-lib migrate`"
-        )
-    if expected < compatible_from:
-        raise SchemaVersionError(
-            f"the tables in schema {schema!r} have version {installed}, which is newer "
-            f"and serves releases made for {compatible_from} or later. This one is "
-            f"made for {expected}: install a newer release of jobs_lib"
-        )
-    # A later release has all versions of this one, so it names one that is known here.
-    if installed > expected and compatible_from not in known:
-        raise _of_no_release(schema, installed)
-
-
-def _of_no_release(schema: str, installed: str) -> SchemaVersionError:
-    return SchemaVersionError(
-        f"the tables in schema {schema!r} have version {installed}, which no release "
-        "of jobs_lib has, so no migration leads on from it: drop the schema with all "
-        "jobs and rows in it, and run `jobs-lib migrate`"
-    )
 
 
 def connection_options(

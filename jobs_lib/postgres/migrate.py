@@ -38,8 +38,6 @@ from jobs_lib.postgres import revisions
 from jobs_lib.postgres.database import (
     DATABASE_VARIABLE,
     DIRECT_VARIABLE,
-    check_fit,
-    check_lineage,
     connection_options,
     is_lost,
     no_answer,
@@ -302,13 +300,13 @@ def check_installed(
     Raises:
         SchemaVersionError: the release cannot work with the tables.
     """
-    check_lineage(schema, known, installed)
+    revisions.check_lineage(schema, known, installed)
     if installed in known:
         return
     serves = connection.execute(
         text(f"select compatible_from from {quote(schema)}.installation")
     ).scalar_one()
-    check_fit(schema, known, installed, serves)
+    revisions.check_fit(schema, known, installed, serves)
 
 
 def _is_new(connection: Connection, schema: str, shards: int | None) -> bool:

@@ -27,7 +27,7 @@ from jobs_lib.naming import check_environment
 from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.ownership import Process
 from jobs_lib.ownership.apps import find_role, refuse_rivals, refuse_strangers
-from jobs_lib.postgres.revisions import known_versions
+from jobs_lib.postgres.revisions import check_version
 from jobs_lib.reexport.lag import LagWatch
 from jobs_lib.service.filling import Filling
 from jobs_lib.service.limits import ProcessLimits, tune_memory
@@ -238,7 +238,7 @@ class Service:
 
     def _check_surroundings(self) -> tuple[UUID, int]:
         """Check the database, Kafka and the app; return identity and shards."""
-        self._patiently(lambda: self.database.check_version(known_versions()))
+        self._patiently(partial(check_version, self.database))
         installation, shards, environment = self._patiently(
             lambda: read_installation(self.database)
         )

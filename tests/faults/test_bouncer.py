@@ -36,7 +36,7 @@ from jobs_lib.operating.where import where
 from jobs_lib.partitioner import choose_partition
 from jobs_lib.postgres import migrate as migrations
 from jobs_lib.postgres.database import Database
-from jobs_lib.postgres.revisions import known_versions
+from jobs_lib.postgres.revisions import check_version, known_versions
 from jobs_lib.reasons import POOLER, hints_at_pooler
 from jobs_lib.service.resync import resync
 from jobs_lib.settings import default_settings, load_settings
@@ -236,8 +236,7 @@ def test_the_tables_are_installed_through_pgbouncer(
         for _ in range(2):
             migrate(database_url=bounced, pgbouncer="true")
         assert_unspoilt(empty_url, bounced)
-    known = known_versions()
-    assert Database(empty_url).check_version(known) == known[-1]
+    assert check_version(Database(empty_url)) == known_versions()[-1]
 
 
 @needs_pgbouncer
@@ -260,15 +259,13 @@ def test_migrations_that_wait_for_others_leave_nothing_prepared(
             wait_for(lambda: len(busy) > 8, what="it has tried again and again")
         migrating.join(30)
         assert_unspoilt(empty_url, bounced)
-    known = known_versions()
-    assert Database(empty_url).check_version(known) == known[-1]
+    assert check_version(Database(empty_url)) == known_versions()[-1]
 
 
 def test_migrations_use_the_direct_url_past_the_pooler(empty_url, migrate):
     nobody = f"postgresql://127.0.0.1:{free_port()}/nobody"
     migrate(database_url=nobody, pgbouncer="true", direct_url=empty_url)
-    known = known_versions()
-    assert Database(empty_url).check_version(known) == known[-1]
+    assert check_version(Database(empty_url)) == known_versions()[-1]
 
 
 @needs_pgbouncer

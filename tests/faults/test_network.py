@@ -17,7 +17,7 @@ from jobs_lib.operating import delete_discarded, retry, session
 from jobs_lib.operating.home_topic import declare_topic
 from jobs_lib.operating.read_models import place_tables
 from jobs_lib.ownership.apps import find_role
-from jobs_lib.postgres.revisions import known_versions
+from jobs_lib.postgres.revisions import check_version
 from jobs_lib.reexport.control import list_latest
 from jobs_lib.reexport.lag import LagWatch
 from jobs_lib.service.maintenance import Maintenance
@@ -520,7 +520,7 @@ def test_a_command_ends_if_the_database_says_nothing_after_the_login(proxy, run,
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda app: app.database().check_version(known_versions()),
+        lambda app: check_version(app.database()),
         lambda app: read_installation(app.database()),
         lambda app: find_role(app.database(), "test", [], 5.0),
         lambda app: declare_topic(app, "orders", partitions=3),

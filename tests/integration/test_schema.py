@@ -31,7 +31,7 @@ from jobs_lib.postgres.migrate import (
     upgrade,
     write_sql,
 )
-from jobs_lib.postgres.revisions import known_versions, migrations_path
+from jobs_lib.postgres.revisions import check_version, known_versions, migrations_path
 from jobs_lib.settings import default_settings, load_settings
 from tests.support.apps import executing, make_app
 from tests.support.engines import sqlalchemy_url
@@ -122,7 +122,7 @@ def test_the_tables_are_installed_by_every_url_that_services_accept(
     assert done.exit_code == 0, (done.output, done.exception)
     command.upgrade(Config("alembic.ini"), "head")
     assert migrate(url) == known_versions()[-1]
-    Database.of(load_settings()).check_version(known_versions())
+    check_version(Database.of(load_settings()))
 
 
 def test_several_pods_may_migrate_at_once(empty_url):
@@ -218,20 +218,20 @@ def test_missing_old_and_newer_tables_are_named_with_the_way_out(
     empty_url, database_url, connect
 ):
     with pytest.raises(SchemaVersionError, match="run `jobs-lib migrate`"):
-        Database(empty_url).check_version(known_versions())
+        check_version(Database(empty_url))
     database = Database(database_url)
-    database.check_version(known_versions())
+    check_version(database)
     admin = connect(autocommit=True)
     oldest, newest = "0001_installation", "9999_later"
     change = f"update jobs_lib.{VERSION_TABLE} set version_num = %s"
     admin.execute(change, (oldest,))
     told = rf"version {oldest}, .*run `jobs-lib migrate`"
     with pytest.raises(SchemaVersionError, match=told):
-        database.check_version(known_versions())
+        check_version(database)
     admin.execute(change, (newest,))
     admin.execute("update jobs_lib.installation set compatible_from = '9998_before'")
     with pytest.raises(SchemaVersionError, match=rf"version {newest}.*newer"):
-        database.check_version(known_versions())
+        check_version(database)
 
 
 # Before the first release a version was only a number. One of these sorts below our
@@ -278,7 +278,7 @@ def test_tables_of_no_release_are_refused_by_every_way(
         "migrate": lambda: migrate(database_url),
         "upgrade": upgrade_mine,
         "alembic": run_alembic,
-        "check": lambda: Database(database_url).check_version(known_versions()),
+        "check": lambda: check_version(Database(database_url)),
     }
     for name, way in ways.items():
         with pytest.raises(

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from jobs_lib.errors import OperatingError, SchemaVersionError
 from jobs_lib.postgres import migrate as schema
 from jobs_lib.postgres.migrate import migrate, upgrade
-from jobs_lib.postgres.revisions import known_versions
+from jobs_lib.postgres.revisions import check_version, known_versions
 from tests.support.apps import heard, make_app, running
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease
@@ -224,11 +224,11 @@ def test_newer_tables_serve_the_releases_that_they_say(
     if serves:
         # An init container of the old release may start again.
         assert migrate(database_url) == later.version
-        assert database.check_version(known_versions()) == later.version
+        assert check_version(database) == later.version
         return
     for ask in (
         lambda: migrate(database_url),
-        lambda: database.check_version(known_versions()),
+        lambda: check_version(database),
     ):
         with pytest.raises(
             SchemaVersionError,

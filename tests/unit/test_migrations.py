@@ -94,7 +94,7 @@ def test_an_index_that_is_only_made_while_the_table_is_small_is_allowed():
 
 def test_versions_sort_in_their_order_and_are_called_as_their_files():
     for number, revision in enumerate(REVISIONS, 1):
-        # `Database.check_version` compares them as text; Alembic stores 32 characters.
+        # `check_version` compares them as text; Alembic stores 32 characters.
         assert re.fullmatch(rf"{number:04}_[a-z_]+", revision.revision)
         assert len(revision.revision) <= 32
         assert Path(revision.path).stem == revision.revision

@@ -19,7 +19,7 @@ from jobs_lib.operating.checks import (
 )
 from jobs_lib.operating.checks.finding import Finding, Limits, Target
 from jobs_lib.operating.session import bounded, find_patience
-from jobs_lib.postgres.revisions import known_versions
+from jobs_lib.postgres.revisions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def check(
         UnavailableError: the database does not answer.
     """
     try:
-        version = database.check_version(known_versions())
+        version = check_version(database)
     except SchemaVersionError as error:
         return [Finding("error", "schema", str(error), "jobs-lib migrate")]
     found = [Finding("ok", "schema", f"the tables have version {version}")]
