@@ -388,7 +388,7 @@ def readmodel_drop(app: str, table: str, version: int, lose_effects: bool) -> No
     The app must not declare it any more, and no pod keep it. It must have called
     on_change for all that came before the switch.
     """
-    from jobs_lib.operating.switching import drop_version
+    from jobs_lib.operating.dropping import drop_version
 
     places = drop_version(load_app(app), table, version, loses_effects=lose_effects)
     click.echo(f"dropped {', '.join(places)}")

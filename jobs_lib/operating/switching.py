@@ -1,4 +1,4 @@
-"""Let readers see another version of a read model, and drop the one before."""
+"""Let readers see another version of a read model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import psycopg
 from psycopg import sql
 
 from jobs_lib.consuming import versions
-from jobs_lib.consuming.versions import name_model, name_table
+from jobs_lib.consuming.versions import name_model
 from jobs_lib.errors import OperatingError
-from jobs_lib.kafka.places import count_left, delete_group, find_places
+from jobs_lib.kafka.places import count_left, find_places
+from jobs_lib.operating.model_versions import (
+    ModelVersion,
+    choose_version,
+    count_untold,
+    list_declared,
+    read_versions,
+)
 from jobs_lib.operating.read_models import place_tables
+from jobs_lib.operating.readers import copy_readers
 from jobs_lib.operating.rewinds import read_places
 from jobs_lib.operating.session import IdleError, LockedError, bounded
 from jobs_lib.postgres.values import identify, split_table
@@ -31,8 +39,6 @@ _LOCK_SECONDS = 0.5
 """How long a try may wait for readers that are under way: others wait behind it."""
 _IDLE_SECONDS = 1.0
 """How long readers wait for a process that was stopped in the middle of a switch."""
-_KEYS = 10_000
-"""How many keys of a version are forgotten at a time when it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +53,6 @@ class Switched:
     """How long readers may have waited."""
     untold: int = 0
     """How many offsets the version before has not come to of which it alone tells."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    number: int
-    tables: list[str]
-    """By the names that readers know."""
-    group: str
-    topic: str
-    is_current: bool
-
-    def list_places(self) -> dict[str, str]:
-        """List the names that the tables have now."""
-        return {name: self._place(name, self.is_current) for name in self.tables}
-
-    def list_next_places(self, version: int) -> dict[str, str]:
-        """List the names that they have once another version is current."""
-        return {name: self._place(name, self.number == version) for name in self.tables}
-
-    def _place(self, table: str, is_current: bool) -> str:
-        return table if is_current else name_table(table, self.number)
 
 
 class _Reached(NamedTuple):
@@ -100,7 +85,7 @@ def switch(
     The version must have applied all that the current one has. The tables change their
     names in one transaction, and consumers of both versions go on within a few
     heartbeats. The version before is kept up to date, so that readers can be switched
-    back, until :func:`drop_version`.
+    back, until :func:`jobs_lib.operating.dropping.drop_version`.
 
     Args:
         app: declares the version.
@@ -142,133 +127,8 @@ def switch(
         time.sleep(_PAUSE)
 
 
-def drop_version(
-    app: App, table: str, version: int, *, loses_effects: bool = False
-) -> list[str]:
-    """Drop the tables of a version that readers do not see, and what is known of it.
-
-    If it was ended in the middle, another call ends the work.
-
-    Args:
-        app: the app, which must not declare it any more.
-        table: the first table of the read model, by the name that readers know.
-        version: to be dropped.
-        loses_effects: drop it even if it has records left of which it alone calls
-            `on_change`: nobody does so then.
-
-    Returns the tables that were dropped.
-
-    Raises:
-        OperatingError: there is no such version, it is current, it has effects left,
-            or it is still kept; its tables are there.
-        UnavailableError: the database does not answer.
-    """
-    database = place_tables(app)
-    declared = _list_declared(app, table)
-    has_effects = not declared or any(one.has_effects for one in declared)
-    if any(one.version.number == version for one in declared):
-        raise OperatingError(
-            f"the app still declares version {version} of {table}: take the "
-            "declaration out and deploy that first"
-        )
-    with database.connect("drop") as connection:
-        with bounded(connection, database):
-            dropped = _find_dropped(connection, database, table, version)
-            untold = _count_untold(connection, database, dropped)
-            if untold and has_effects and not loses_effects:
-                raise OperatingError(
-                    f"version {version} of {table} has {untold} offsets left of which "
-                    "it alone calls `on_change`: keep it until it has read them, see "
-                    "`jobs-lib readmodel status`, or drop it with --lose-effects"
-                )
-            _refuse_kept(connection, database, table, dropped)
-            # A process that keeps the version after all begins with the oldest record
-            # from here on, and writes the keys again.
-            connection.execute(
-                database.queries["forget_progress"],
-                {"group": dropped.group, "topic": dropped.topic},
-            )
-        known = {"name": name_model(table, version), "group": dropped.group}
-        _forget_keys(connection, database, known)
-        with _dropping(connection, database):
-            dropped = _find_dropped(connection, database, table, version)
-            _refuse_kept(connection, database, table, dropped)
-            places = [*dropped.list_places().values()]
-            for place in reversed(places):
-                connection.execute(
-                    sql.SQL("drop table if exists {}").format(identify(place))
-                )
-            connection.execute(
-                database.queries["forget_version"],
-                {**known, "model": table, "version": version},
-            )
-    delete_group(app.settings, dropped.group)
-    return places
-
-
-@contextmanager
-def _dropping(
-    connection: psycopg.Connection[Any], database: Database
-) -> Iterator[None]:
-    """Open a transaction of a drop that has begun."""
-    begun = "its tables are there, and what was known of its keys is going"
-    try:
-        with bounded(connection, database, so_far=begun):
-            yield
-    except psycopg.errors.DependentObjectsStillExist as error:
-        raise OperatingError(
-            f"{error.diag.message_primary}: {error.diag.message_detail}; {begun}. Drop "
-            "what depends on it, and call this again"
-        ) from None
-
-
-def _find_dropped(
-    connection: psycopg.Connection[Any], database: Database, table: str, version: int
-) -> _Version:
-    """Find a version that is to be dropped, if readers do not see it."""
-    dropped = _choose(_read_versions(connection, database, table), table, version)
-    if dropped.is_current:
-        raise OperatingError(
-            f"readers see version {version} of {table}: switch to another first"
-        )
-    return dropped
-
-
-def _refuse_kept(
-    connection: psycopg.Connection[Any], database: Database, table: str, one: _Version
-) -> None:
-    rows = connection.execute(
-        database.queries["find_readers_of_version"], {"group": one.group}
-    ).fetchall()
-    if rows:
-        raise OperatingError(
-            f"these pods still keep version {one.number} of {table}: "
-            f"{', '.join(pod for (pod,) in rows)}. Deploy the release without it "
-            "first"
-        )
-
-
-def _forget_keys(
-    connection: psycopg.Connection[Any], database: Database, known: dict[str, Any]
-) -> None:
-    """Delete what is known of a version's keys, in steps: there may be millions."""
-    after: str | None = ""
-    while after is not None:
-        with _dropping(connection, database):
-            ((after,),) = connection.execute(
-                database.queries["forget_version_keys"],
-                {**known, "after": after, "rows": _KEYS},
-            ).fetchall()
-
-
-def _list_declared(app: App, table: str) -> list[Subscription]:
-    return [
-        one for one in app.consumers if one.is_read_model and one.first_table == table
-    ]
-
-
 def _find(app: App, table: str, version: int) -> Subscription:
-    known = _list_declared(app, table)
+    known = list_declared(app, table)
     for one in known:
         if one.version.number == version:
             if one.is_current:
@@ -322,8 +182,8 @@ def _try(
     behind = untold = 0
     with database.connect("switch") as connection, _writing(connection, database):
         connection.execute(database.queries["stop_resyncs"])
-        found = _read_versions(connection, database, table)
-        new = _choose(found, table, version)
+        found = read_versions(connection, database, table)
+        new = choose_version(found, table, version)
         old = next(one for one in found.values() if one.is_current)
         if new is old:
             raise OperatingError(f"readers see version {version} of {table} already")
@@ -348,10 +208,10 @@ def _try(
         else:
             if not with_skipped:
                 _refuse_skipped(connection, database, table, old, new)
-            _copy_readers(connection, database, old, new)
+            copy_readers(connection, database, old, new)
             _rename(connection, old, new)
             _make_current(connection, database, table, old, new)
-            untold = _count_untold(connection, database, old)
+            untold = count_untold(connection, database, old)
             for group, owned in origins.items():
                 _release(connection, database, group, owned)
     if behind:
@@ -378,30 +238,11 @@ def _writing(connection: psycopg.Connection[Any], database: Database) -> Iterato
         ) from None
 
 
-def _read_versions(
-    connection: psycopg.Connection[Any], database: Database, table: str
-) -> dict[int, _Version]:
-    rows = connection.execute(
-        database.queries["read_versions"], {"model": table}
-    ).fetchall()
-    return {row[0]: _Version(*row) for row in rows}
-
-
-def _choose(found: dict[int, _Version], table: str, version: int) -> _Version:
-    if version not in found:
-        known = ", ".join(map(str, found)) or "none"
-        raise OperatingError(
-            f"the database knows no version {version} of {table!r}, but: {known}. A "
-            "version is known once a process that declares it has started"
-        )
-    return found[version]
-
-
 def _refuse_resyncs(
     connection: psycopg.Connection[Any],
     database: Database,
     table: str,
-    *versions: _Version,
+    *versions: ModelVersion,
 ) -> None:
     names = [name_model(table, one.number) for one in versions]
     rows = connection.execute(
@@ -415,7 +256,7 @@ def _refuse_resyncs(
 
 
 def _refuse_dependents(
-    connection: psycopg.Connection[Any], database: Database, old: _Version
+    connection: psycopg.Connection[Any], database: Database, old: ModelVersion
 ) -> None:
     tables = [identify(one).as_string() for one in old.list_places().values()]
     rows = connection.execute(
@@ -428,7 +269,7 @@ def _refuse_dependents(
         )
 
 
-def _name_both(old: _Version, new: _Version) -> dict[str, str]:
+def _name_both(old: ModelVersion, new: ModelVersion) -> dict[str, str]:
     """How statements about a version and the one before it name them."""
     return {"before": old.group, "group": new.group, "topic": new.topic}
 
@@ -437,8 +278,8 @@ def _refuse_skipped(
     connection: psycopg.Connection[Any],
     database: Database,
     table: str,
-    old: _Version,
-    new: _Version,
+    old: ModelVersion,
+    new: ModelVersion,
 ) -> None:
     """Refuse a version that lacks what the current one has."""
     names = _name_both(old, new)
@@ -457,8 +298,8 @@ def _refuse_skipped(
 def _count_behind(
     connection: psycopg.Connection[Any],
     database: Database,
-    old: _Version,
-    new: _Version,
+    old: ModelVersion,
+    new: ModelVersion,
     reached: list[_Reached],
 ) -> int:
     row = connection.execute(
@@ -474,73 +315,9 @@ def _count_behind(
     return int(row[0])
 
 
-def _count_untold(
-    connection: psycopg.Connection[Any], database: Database, one: _Version
-) -> int:
-    names = {"group": one.group, "topic": one.topic}
-    row = connection.execute(database.queries["count_untold"], names).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def _copy_readers(
-    connection: psycopg.Connection[Any],
-    database: Database,
-    old: _Version,
-    new: _Version,
+def _rename(
+    connection: psycopg.Connection[Any], old: ModelVersion, new: ModelVersion
 ) -> None:
-    """Let everybody read the new tables who may read the old ones."""
-    before, after = old.list_places(), new.list_places()
-    for name in before.keys() & after.keys():
-        found = [
-            connection.execute(
-                database.queries["find_readers"],
-                {"table": identify(places[name]).as_string()},
-            ).fetchone()
-            for places in (before, after)
-        ]
-        (readers, has_policies), (_, has_new) = ((r or ([], False)) for r in found)
-        if has_policies and not has_new:
-            raise OperatingError(
-                f"policies say who may read which rows of {before[name]}, and "
-                f"{after[name]} has none: enable row level security there, too"
-            )
-        for reader in readers:
-            connection.execute(
-                sql.SQL("grant select on table {} to {}").format(
-                    identify(after[name]), _name_role(reader)
-                )
-            )
-        _copy_column_readers(connection, database, before[name], after[name])
-
-
-def _copy_column_readers(
-    connection: psycopg.Connection[Any], database: Database, before: str, after: str
-) -> None:
-    rows = connection.execute(
-        database.queries["find_column_readers"],
-        {"table": identify(before).as_string()},
-    ).fetchall()
-    try:
-        for column, reader in rows:
-            connection.execute(
-                sql.SQL("grant select ({}) on table {} to {}").format(
-                    sql.Identifier(column), identify(after), _name_role(reader)
-                )
-            )
-    except psycopg.errors.UndefinedColumn:
-        raise OperatingError(
-            f"{reader or 'everybody'} may read the column {column} of {before} alone, "
-            f"and {after} has no such column: revoke the right first"
-        ) from None
-
-
-def _name_role(role: str | None) -> sql.Composable:
-    """Name a role; None is everybody."""
-    return sql.SQL("public") if role is None else sql.Identifier(role)
-
-
-def _rename(connection: psycopg.Connection[Any], old: _Version, new: _Version) -> None:
     # The old ones first: each name is free then.
     for one in (old, new):
         nexts = one.list_next_places(new.number)
@@ -556,8 +333,8 @@ def _make_current(
     connection: psycopg.Connection[Any],
     database: Database,
     table: str,
-    old: _Version,
-    new: _Version,
+    old: ModelVersion,
+    new: ModelVersion,
 ) -> None:
     names = _name_both(old, new)
     model = {"model": table, "version": new.number}
@@ -570,7 +347,7 @@ def _make_current(
 
 
 def _lock_origins(
-    connection: psycopg.Connection[Any], database: Database, one: _Version
+    connection: psycopg.Connection[Any], database: Database, one: ModelVersion
 ) -> list[str]:
     """Lock the partitions of a version: none of its blocks is committed meanwhile."""
     names = {"group": one.group, "topic": one.topic}

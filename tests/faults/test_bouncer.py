@@ -22,10 +22,11 @@ from psycopg.rows import class_row
 from jobs_lib import ConfigurationError, EntityState, exponential, reexport
 from jobs_lib.cli.main import cli
 from jobs_lib.devstack.ports import free_port
+from jobs_lib.operating.dropping import drop_version
 from jobs_lib.operating.gates import list_gates
 from jobs_lib.operating.growth import grow
 from jobs_lib.operating.read_models import list_read_models
-from jobs_lib.operating.switching import drop_version, switch
+from jobs_lib.operating.switching import switch
 from jobs_lib.operating.verification import (
     FileSide,
     TableSide,

@@ -19,11 +19,12 @@ from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.client import read_topic_ids
 from jobs_lib.kafka.places import find_places
 from jobs_lib.kafka.topic_settings import delete_before
-from jobs_lib.operating import session, switching
+from jobs_lib.operating import dropping, session, switching
+from jobs_lib.operating.dropping import drop_version
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.operating.rewinds import replay
 from jobs_lib.operating.session import IdleError, LockedError
-from jobs_lib.operating.switching import drop_version, switch
+from jobs_lib.operating.switching import switch
 from jobs_lib.operating.where import where
 from jobs_lib.service.resync import cancel_resync, find_model_of, resync
 from tests.support.apps import running
@@ -925,7 +926,7 @@ def test_a_version_of_many_keys_is_dropped_in_steps_and_goes_on_where_it_was_end
     )
     admin.execute(SLOW)
     monkeypatch.setattr(session, "STATEMENT_SECONDS", 0.5)
-    monkeypatch.setattr(switching, "_KEYS", 20)
+    monkeypatch.setattr(dropping, "_KEYS", 20)
     counted = "select model, count(*) from jobs_lib.model_keys group by 1"
     # A view keeps the table, as a process does that is ended before the last step.
     admin.execute("create view seen as select * from state_v1_rm")
