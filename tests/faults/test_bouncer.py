@@ -8,7 +8,6 @@ import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -17,7 +16,6 @@ import pytest
 from alembic import command as alembic
 from alembic.config import Config
 from click.testing import CliRunner
-from psycopg.rows import class_row
 
 from jobs_lib import ConfigurationError, EntityState, exponential, reexport
 from jobs_lib.cli.main import cli
@@ -48,6 +46,7 @@ from tests.operating.helpers import add_discarded, add_job
 from tests.support.apps import heard, make_app, running
 from tests.support.command_line import leaves
 from tests.support.records import produce, read_topic
+from tests.support.shop import Item, declare_items
 
 needs_pgbouncer = pytest.mark.skipif(
     faults.PGBOUNCER is None, reason="pgbouncer is not installed"
@@ -90,15 +89,6 @@ WITHOUT_DATABASE = [
     *(f"coordination {one}" for one in ("show", "check", "create", "set-position")),
     *(f"coordination {one}" for one in ("pause", "resume", "release")),
 ]
-
-
-@dataclass
-class Item:
-    """A row of the table that is re-exported."""
-
-    id: int
-    name: str
-    version: int
 
 
 @pytest.fixture
@@ -340,13 +330,7 @@ def test_relay_read_model_and_re_export_work_behind_pgbouncer(
     app = make_app(bounced, pgbouncer=True, kafka_bootstrap_servers=bootstrap_servers)
     items = app.topic(name, value=Item, compacted=True, partitions=4)
 
-    @app.entity(items, source="items", key="id")
-    def load_items(connection, keys: list[str]) -> dict[str, Item]:
-        with connection.cursor(row_factory=class_row(Item)) as cursor:
-            cursor.execute(
-                "select * from items where id = any (%s::int[])", ([*map(int, keys)],)
-            )
-            return {str(item.id): item for item in cursor}
+    declare_items(app, items, Item)
 
     for version in (1, 2):
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from jobs_lib.postgres import migrate as schema
 from jobs_lib.postgres.migrate import migrate, upgrade
 from jobs_lib.postgres.revisions import check_version, known_versions
 from tests.support.apps import heard, make_app, running
+from tests.support.beside import Threads
 from tests.support.engines import sqlalchemy_url
 from tests.support.releases import NextRelease
 
@@ -60,7 +62,7 @@ def make_release(url, name, *, knows_fresh):
     return app
 
 
-class Writers:
+class Writers(Threads):
     """Connections that enqueue all the time, each from a thread of its own."""
 
     def __init__(self, connect, app) -> None:
@@ -68,28 +70,14 @@ class Writers:
         self.stalled: list[Exception] = []
         """The waits for a lock that were too long."""
         self._numbers = count()
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._write, args=(connect(), app))
-            for _ in range(3)
-        ]
-
-    def __enter__(self) -> Writers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
+        super().__init__(partial(self._write, connect(), app) for _ in range(3))
 
     def _write(self, connection, app) -> None:
         known, fresh = app.jobs["known"], app.jobs["fresh"]
         # The server measures the wait for a lock alone, on a busy machine, too.
         connection.execute(f"set lock_timeout = '{LONGEST_STALL:g}s'")
         connection.commit()
-        while not self._stopping.wait(0.02):
+        while not self.stopping.wait(0.02):
             try:
                 with connection.transaction():
                     ids = [

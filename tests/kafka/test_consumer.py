@@ -25,15 +25,6 @@ def app(database_url, bootstrap_servers):
     return make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
 
 
-def offsets(admin, topic: str) -> dict[int, int]:
-    rows = admin.execute(
-        "select partition, next_offset from jobs_lib.offsets"
-        " where topic = %s and next_offset is not null",
-        (topic,),
-    )
-    return dict(rows.fetchall())
-
-
 @pytest.mark.guarantee("S15", "S8")
 def test_a_service_handles_records_inline_and_by_jobs(
     admin, database_url, bootstrap_servers, topic, wait_for
@@ -100,7 +91,15 @@ def test_two_types_on_one_topic_reach_their_handlers(
     ["records.applied", pytest.param("records.committed", marks=pytest.mark.slow)],
 )
 def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
-    event, admin, app, bootstrap_servers, topic, start_process, database_url, wait_for
+    event,
+    admin,
+    app,
+    bootstrap_servers,
+    topic,
+    start_process,
+    database_url,
+    read_offsets,
+    wait_for,
 ):
     name = topic(2)
     admin.execute("create table model (key text primary key, version bigint, n int)")
@@ -138,7 +137,7 @@ def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
         agree()
     worker = start()
     wait_for(
-        lambda: sum(offsets(admin, name).values()) == 200,
+        lambda: sum(read_offsets(name).values()) == 200,
         timeout=40,
         what=lambda: f"the rest is consumed\n{worker.output}",
     )
@@ -147,7 +146,7 @@ def test_a_kill_between_any_two_statements_leaves_model_and_offset_agreeing(
 
 @pytest.mark.guarantee("W76", "I24")
 def test_a_blocks_changes_and_its_offset_are_written_in_one_transaction(
-    app, admin, bootstrap_servers, topic, wait_for
+    app, admin, bootstrap_servers, topic, read_offsets, wait_for
 ):
     name = topic(1)
     admin.execute("create table model (n int)")
@@ -158,7 +157,7 @@ def test_a_blocks_changes_and_its_offset_are_written_in_one_transaction(
 
     produce(bootstrap_servers, name, [("k", n) for n in range(3)])
     with running(app, "consumers"):
-        wait_for(lambda: offsets(admin, name) == {0: 3}, timeout=30, what="all is in")
+        wait_for(lambda: read_offsets(name) == {0: 3}, timeout=30, what="all is in")
     # The server's mark on each row shows the transaction that wrote it.
     last = admin.execute("select xmin::text from model where n = 2").fetchone()
     stored = admin.execute(
@@ -204,7 +203,7 @@ def test_a_block_changes_nothing_when_its_partition_was_taken_meanwhile(
 
 @pytest.mark.guarantee("K9", "W69", "I28")
 def test_a_failing_record_stops_its_partition_alone(
-    app, admin, bootstrap_servers, topic, wait_for
+    app, bootstrap_servers, topic, read_offsets, wait_for
 ):
     name = topic(2)
     fixed = threading.Event()
@@ -221,14 +220,14 @@ def test_a_failing_record_stops_its_partition_alone(
     produce(bootstrap_servers, name, [(good, n) for n in range(10)])
     with heard("record.failed") as failed, running(app, "consumers"):
         wait_for(
-            lambda: offsets(admin, name) == {0: 5, 1: 10} and failed,
+            lambda: read_offsets(name) == {0: 5, 1: 10} and failed,
             timeout=30,
             what="all but what follows the bad record is in",
         )
         assert {fields["offset"] for _, fields in failed} == {5}
         fixed.set()
         wait_for(
-            lambda: offsets(admin, name) == {0: 10, 1: 10},
+            lambda: read_offsets(name) == {0: 10, 1: 10},
             timeout=30,
             what="the partition goes on",
         )
@@ -260,7 +259,7 @@ def test_a_record_is_retried_when_its_handler_returns_a_coroutine(
 
 @pytest.mark.guarantee("FK12")
 def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
-    database_url, admin, bootstrap_servers, topic, wait_for
+    database_url, admin, bootstrap_servers, topic, read_offsets, wait_for
 ):
     name = topic(2)
     admin.execute("create table handled (at bigserial, partition int, place bigint)")
@@ -283,7 +282,7 @@ def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
     produce(bootstrap_servers, name, [(good, n) for n in range(9)])
     with heard("record.failed") as failed, running(make(int), "consumers"):
         wait_for(
-            lambda: offsets(admin, name) == {0: 5, 1: 9} and failed,
+            lambda: read_offsets(name) == {0: 5, 1: 9} and failed,
             timeout=30,
             what="all but what follows the poison is in",
         )
@@ -294,7 +293,7 @@ def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
     # This release takes the bytes unchanged.
     with running(make(bytes), "consumers"):
         wait_for(
-            lambda: offsets(admin, name) == {0: 9, 1: 9},
+            lambda: read_offsets(name) == {0: 9, 1: 9},
             timeout=30,
             what="the partition goes on",
         )
@@ -304,7 +303,7 @@ def test_an_unreadable_record_waits_for_a_release_that_can_read_it(
 
 
 def test_a_read_model_follows_its_topic_and_never_goes_back(
-    app, admin, bootstrap_servers, topic, wait_for
+    app, admin, bootstrap_servers, topic, read_offsets, wait_for
 ):
     name = topic(1)
     admin.execute("create table board_rm (id text primary key, version bigint, n int)")
@@ -329,11 +328,11 @@ def test_a_read_model_follows_its_topic_and_never_goes_back(
     send("b", None, 2)
     send("c", 7, 7)
     with running(app, "consumers"):
-        wait_for(lambda: offsets(admin, name) == {0: 6}, timeout=30, what="all is in")
+        wait_for(lambda: read_offsets(name) == {0: 6}, timeout=30, what="all is in")
         # An older record in a later block changes nothing either.
         send("a", 1, 1)
         send("c", None, 3)
-        wait_for(lambda: offsets(admin, name) == {0: 8}, timeout=30, what="so is this")
+        wait_for(lambda: read_offsets(name) == {0: 8}, timeout=30, what="so is this")
     rows = admin.execute("select id, version, n from board_rm order by id").fetchall()
     assert rows == [("a", 3, 3), ("c", 7, 7)]
 

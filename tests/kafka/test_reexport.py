@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from psycopg.rows import class_row
 
 from jobs_lib import reexport
 from tests.support.apps import count, heard, make_app, running
 from tests.support.beside import beside
 from tests.support.records import read_topic
+from tests.support.shop import Item, declare_items
 from tests.support.topics import create_topic, delete_topics, grow_topic
 
 if TYPE_CHECKING:
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from tests.support.records import Seen
 
 pytestmark = pytest.mark.expects("fenced")
-
-
-@dataclass
-class Item:
-    """The state of an item."""
-
-    id: int
-    name: str
-    version: int
 
 
 @pytest.fixture
@@ -53,14 +44,7 @@ def shop(database_url, bootstrap_servers, topic, admin):
         "create table items (id int primary key, name text, version bigint not null)"
     )
 
-    @app.entity(items, source="items", key="id")
-    def load_items(connection, keys: list[str]) -> dict[str, Item]:
-        with connection.cursor(row_factory=class_row(Item)) as cursor:
-            cursor.execute(
-                "select * from items where id = any (%s::int[])", ([*map(int, keys)],)
-            )
-            return {str(item.id): item for item in cursor}
-
+    declare_items(app, items, Item)
     return app
 
 

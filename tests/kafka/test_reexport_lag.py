@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from psycopg.rows import class_row
 from starlette.testclient import TestClient
 
 from jobs_lib import reexport as api
@@ -24,7 +23,7 @@ from jobs_lib.web import reexports
 from tests.support.apps import heard, make_app, running
 from tests.support.commands import make_runner
 from tests.support.records import produce, read_topic
-from tests.support.shop import COMPACTED
+from tests.support.shop import COMPACTED, declare_items
 
 ITEMS, LIMIT = 1_000, 60
 SLOW, FAST = 1_500, 1_000_000
@@ -54,14 +53,7 @@ def shop(database_url, bootstrap_servers, topic, admin, monkeypatch):
         "insert into items select g, 1 from generate_series(1, %s) g", (ITEMS,)
     )
 
-    @app.entity(items, source="items", key="id")
-    def load_items(connection, keys: list[str]) -> dict[str, Item]:
-        with connection.cursor(row_factory=class_row(Item)) as cursor:
-            cursor.execute(
-                "select * from items where id = any (%s::int[])", ([*map(int, keys)],)
-            )
-            return {str(item.id): item for item in cursor}
-
+    declare_items(app, items, Item)
     return app
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs_lib import Published, UnavailableError, UnknownPublishError
 from tests.support.apps import make_app, running
+from tests.support.beside import Threads
 from tests.support.cluster import Cluster
 from tests.support.groups import Group
 from tests.support.records import produce, read_committed, read_topic
@@ -53,7 +54,7 @@ def make(database_url, cluster) -> Iterator[Callable[..., App]]:
         app.close()
 
 
-class Callers:
+class Callers(Threads):
     """Threads that publish all the time, and note their answers and errors."""
 
     def __init__(self, stream: Any) -> None:
@@ -62,24 +63,11 @@ class Callers:
         self.tried: set[tuple[str, int]] = set()
         """The key and value of each event, whatever became of it."""
         self._stream = stream
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._publish, args=(f"k{n}",)) for n in range(4)
-        ]
-
-    def __enter__(self) -> Callers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        super().__init__(partial(self._publish, f"k{n}") for n in range(4))
 
     def _publish(self, key: str) -> None:
         n = 0
-        while not self._stop.wait(0.005):
+        while not self.stopping.wait(0.005):
             n += 1
             self.tried.add((key, n))
             try:

@@ -7,7 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
 
 
 @contextlib.contextmanager
@@ -21,3 +22,25 @@ def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+class Threads:
+    """Threads that work beside a test, until the block ends.
+
+    Args:
+        works: each runs in a thread of its own, until :attr:`stopping` is set.
+    """
+
+    def __init__(self, works: Iterable[Callable[[], object]]) -> None:
+        self.stopping = threading.Event()
+        self._threads = [threading.Thread(target=work) for work in works]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        for thread in self._threads:
+            thread.join()

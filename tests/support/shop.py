@@ -14,6 +14,7 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from jobs_lib import App
+    from jobs_lib.outbox.topic import Topic
     from jobs_lib.reexport import Progress
 
 COMPACTED = {"cleanup.policy": "compact", "min.compaction.lag.ms": "3600000"}
@@ -32,6 +33,24 @@ class Item:
     id: int
     name: str
     version: int
+
+
+def declare_items(app: App, topic: Topic[Any], row: type[Any]) -> None:
+    """Declare the table ``items`` as an entity.
+
+    Args:
+        app: the app.
+        topic: of the states.
+        row: a dataclass with the table's columns.
+    """
+
+    @app.entity(topic, source="items", key="id")
+    def load_items(connection: Any, keys: list[str]) -> dict[str, Any]:
+        with connection.cursor(row_factory=class_row(row)) as cursor:
+            cursor.execute(
+                "select * from items where id = any (%s::int[])", ([*map(int, keys)],)
+            )
+            return {str(item.id): item for item in cursor}
 
 
 class Shop:
