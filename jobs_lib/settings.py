@@ -98,7 +98,8 @@ class Settings(BaseSettings):
     direct_url: str = Field(
         "",
         repr=False,
-        description="PostgreSQL past PgBouncer, to listen for hints of new jobs.",
+        description="PostgreSQL past PgBouncer: hints of new jobs and rows, migrations "
+        "and the snapshots of re-exports use it.",
     )
     pgbouncer: bool = Field(
         False,
@@ -183,7 +184,9 @@ class Settings(BaseSettings):
         "hints come.",
     )
     relay_poll_interval: Seconds = Field(
-        0.05, description="Seconds between two polls for outbox rows when idle."
+        0.05,
+        description="Seconds between two polls for outbox rows when idle. While the "
+        "relay receives hints, it polls after ten times as long.",
     )
     relay_block: int = Field(
         5_000, ge=1, le=50_000, description="Outbox rows sent in one transaction."
@@ -198,7 +201,9 @@ class Settings(BaseSettings):
         "nine tenths of them it begins no more jobs itself.",
     )
     session_timeout: Seconds = Field(
-        10.0, description="Kafka's session timeout in seconds, for consumer groups."
+        10.0,
+        description="Kafka's session timeout in seconds, for consumer groups. A relay "
+        "that has not reached Kafka for as long leaves its shards to others.",
     )
     group_heartbeat_interval: Seconds = Field(
         1.0, description="Kafka's heartbeat interval in seconds, for consumer groups."
@@ -210,7 +215,8 @@ class Settings(BaseSettings):
     group_protocol: Literal["classic", "consumer"] = Field(
         "classic",
         description="Kafka's protocol of consumer groups: `consumer` is KIP-848's, "
-        "whose timeouts and assignor are the broker's.",
+        "whose timeouts and assignor are the broker's. It needs confluent-kafka 2.15 "
+        "or newer.",
     )
     static_membership: bool = Field(
         False,
@@ -234,8 +240,9 @@ class Settings(BaseSettings):
         10.0,
         ge=0.1,
         le=3_600,
-        description="Seconds: each process tells the coordination log three times as "
-        "often what it holds. Others take that over after two to three such intervals.",
+        description="Seconds. In each such interval a process writes three times into "
+        "the coordination log what it holds. After two to three intervals of silence "
+        "others take that over.",
     )
     ownership: Literal["database", "coordination"] = Field(
         "database",
@@ -279,7 +286,9 @@ class Settings(BaseSettings):
         "supervisor restarts it; 0 for no limit.",
     )
     max_jobs: int = Field(
-        0, ge=0, description="Jobs after which a process ends so; 0 for no limit."
+        0,
+        ge=0,
+        description="The number of jobs after which a process ends so; 0 for no limit.",
     )
     consumer_block: int = Field(
         5_000,
@@ -290,8 +299,9 @@ class Settings(BaseSettings):
     )
     consumer_block_seconds: Seconds = Field(
         1.0,
-        description="A consumer commits after the record during which so many seconds "
-        "are over, so that a partition can move soon.",
+        description="The longest a transaction of a consumer handles records, in "
+        "seconds: it commits after the record in which they have passed, so that a "
+        "partition can move soon.",
     )
     consumer_prefetch_bytes: int = Field(
         8_388_608,
@@ -303,8 +313,9 @@ class Settings(BaseSettings):
         1.0,
         ge=0.01,
         le=3_600,
-        description="Seconds between two questions to Kafka, how far those groups are "
-        "that consumers wait for (`after`). An answer counts for three times as long.",
+        description="Seconds between two questions to Kafka about how far the groups "
+        "are that consumers and jobs wait for (`after`). An answer counts for three "
+        "times as long.",
     )
     answer_seconds: float = Field(
         300.0,
@@ -544,10 +555,15 @@ def libpq_url(url: str) -> str:
 
 
 def load_settings(**given: object) -> Settings:
-    """Read the settings; values given here win over environment and file.
+    """Read all settings from the environment and the file, and check them.
+
+    Args:
+        given: settings by their names in lower case, such as ``database_url``, which
+            win over environment and file. The schema's is ``schema_name``.
 
     Raises:
-        ConfigurationError: a value is out of range or unknown; all are named at once.
+        ConfigurationError: values are out of range, or names unknown: one error names
+            all wrong values. Or the file is not there, or cannot be read.
     """
     file = os.environ.get("JOBS_LIB_CONFIG_FILE")
     if file and not Path(file).is_file():
