@@ -36,6 +36,11 @@ class FiniteRange(click.FloatRange):
             self.fail(f"{value!r} is no finite number", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        # click's own text of a number without bounds is "x<=None".
+        bounded = self.min is not None or self.max is not None
+        return super()._describe_range() if bounded else ""
+
 
 def read_duration(
     context: click.Context, option: click.Parameter, value: str | None

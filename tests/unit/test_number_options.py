@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -47,3 +48,24 @@ def test_what_is_no_finite_number_is_refused_by_name(value):
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2
     assert "Invalid value for '--wait'" in done.output
+
+
+def list_helps(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[str, str]]:
+    """Yield the help of a command and of those below it."""
+    yield context.command_path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            inside = click.Context(below, info_name=name, parent=context)
+            yield from list_helps(below, inside)
+
+
+def test_the_help_of_a_number_without_bounds_names_no_range():
+    helps = dict(list_helps(cli, click.Context(cli, info_name="jobs-lib")))
+    assert "--delay SECONDS" in helps["jobs-lib jobs enqueue"]
+    faulty = r"None|\[\]"
+    assert {path for path, text in helps.items() if re.search(faulty, text)} == set()
+    assert "[0<=x<=3600]" in helps["jobs-lib where"]
