@@ -310,7 +310,7 @@ class Enqueuer:
         if not homes:
             raise TopicError(
                 "no home topic is declared, so a job's origin cannot be computed: "
-                "run `jobs-lib topics declare TOPIC --partitions N --home`"
+                "run `jobs-lib topics declare MODULE:APP TOPIC --partitions N --home`"
             )
         declared = frozenset(cast("str", row[0]) for row in rows)
         self._read_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,7 @@ class _Explainer:
             yield Reason(
                 "paused",
                 f"{kind} {name!r} is paused since {_time(since)}: "
-                f"`jobs-lib jobs resume {kind} {name}`",
+                f"`jobs-lib jobs resume {kind} {shlex.quote(name)}`",
             )
 
     def _head(self, facts: _Facts) -> tuple[int, int] | None:

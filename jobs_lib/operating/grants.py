@@ -96,7 +96,7 @@ def _list(
         if rows("owns_tables") == [True]:
             raise OperatingError(
                 f"the role {role} owns the tables, and keeps its rights: let another "
-                "role own them first, with `jobs-lib grants migrate`"
+                "role own them first, with `jobs-lib grants migrate ROLE`"
             )
         return rows("list_revokes")
     return rows("list_grants") + rows("note_grantee")

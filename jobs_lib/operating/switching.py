@@ -291,7 +291,8 @@ def _refuse_skipped(
         f"version {new.number} of {table} has skipped {count} records that version "
         f"{old.number} has not, the first one at offset {offset} of {new.topic}/"
         f"{partition}: {error}. Repair the cause, and apply them with `jobs-lib "
-        f"readmodel replay --group {new.group}`, or switch with --with-skipped"
+        f"readmodel replay MODULE:APP {new.topic} --group {new.group}`, or switch with "
+        "--with-skipped"
     )
 
 

@@ -475,6 +475,6 @@ def read_home(connection: psycopg.Connection[Any], queries: Queries) -> tuple[st
     if row is None:
         raise ReexportError(
             "no home topic is declared, so the chunk jobs would have no owner: "
-            "run `jobs-lib topics declare TOPIC --partitions N --home`"
+            "run `jobs-lib topics declare MODULE:APP TOPIC --partitions N --home`"
         )
     return str(row[0]), int(row[1])

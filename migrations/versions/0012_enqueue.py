@@ -88,7 +88,7 @@ begin
         if not found then
             raise exception 'no home topic is declared' using
                 errcode = 'object_not_in_prerequisite_state', hint =
-                'Run `jobs-lib topics declare TOPIC --partitions N --home`.';
+                'Run `jobs-lib topics declare MODULE:APP TOPIC --partitions N --home`.';
         end if;
         counted := home.partitions;
         origin := home.topic || '/' || case

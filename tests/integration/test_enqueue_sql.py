@@ -152,4 +152,4 @@ def test_enqueue_without_a_home_topic_hints_at_topics_declare(connect):
         connection.execute("update jobs_lib.topics set home = false")
         with pytest.raises(psycopg.Error, match="no home topic") as caught:
             connection.execute("select jobs_lib.enqueue('w')")
-        assert "topics declare" in str(caught.value.diag.message_hint)
+        assert "topics declare MODULE:APP" in str(caught.value.diag.message_hint)

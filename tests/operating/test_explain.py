@@ -92,6 +92,12 @@ def origin_and_group_paused(admin: Any) -> int:
     return add_job(admin, group="g")
 
 
+def spaced_group_paused(admin: Any) -> int:
+    add_owner(admin)
+    admin.execute("insert into jobs_lib.pauses values ('group', 'ada & sons')")
+    return add_job(admin, group="ada & sons")
+
+
 def known_to_nobody(admin: Any) -> int:
     add_owner(admin, types=["mail"])
     return add_job(admin)
@@ -153,6 +159,7 @@ def never_enqueued(admin: Any) -> int:
         (owner_gone, ["stale_owner"], r"at epoch 7, is gone"),
         (type_paused, ["paused"], r"type 'work' is paused since .*resume type work"),
         (origin_and_group_paused, ["paused", "paused"], r"group 'g' is paused"),
+        (spaced_group_paused, ["paused"], r"`jobs-lib jobs resume group 'ada & sons'`"),
         (known_to_nobody, ["unknown_type"], r"none of the 1 live .* the type 'work'"),
         (known_elsewhere, ["unknown_type"], r"does not know .*known on: pod-x"),
         (ready, ["ready"], r"nothing keeps it: pod pod-x .*; 1 jobs lie before it"),

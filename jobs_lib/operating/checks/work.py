@@ -42,7 +42,7 @@ def check_owners(target: Target) -> Iterator[Finding]:
             "error",
             "owners",
             f"jobs wait in origins of topics that nobody declared: {names(undeclared)}",
-            "jobs-lib topics declare TOPIC",
+            "jobs-lib topics declare MODULE:APP TOPIC",
         )
     alone = [origin for origin, declared, owned in rows if declared and not owned]
     if alone:
