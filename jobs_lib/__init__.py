@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         upgrade,
     )
     from jobs_lib.service.service import Service
-    from jobs_lib.settings import Settings
+    from jobs_lib.settings import Settings, load_settings
     from jobs_lib.streams.event import Event, Published
     from jobs_lib.streams.keys import derive_key
 
@@ -112,6 +112,7 @@ __all__ = [
     "exponential",
     "include_name",
     "join_key",
+    "load_settings",
     "migrate",
     "split_key",
     "stop_capturing",
@@ -167,6 +168,7 @@ _MODULES = {
     "exponential": "backoff",
     "include_name": "postgres.migrate",
     "join_key": "outbox.keys",
+    "load_settings": "settings",
     "migrate": "postgres.migrate",
     "split_key": "outbox.keys",
     "stop_capturing": "outbox.capture",

@@ -86,6 +86,7 @@ ELSEWHERE = {
     "Service.ask_to_stop": "what a signal calls",
     "Service.run": "what the command `jobs-lib run` calls",
     "migrate": "what the command `jobs-lib migrate` calls",
+    "load_settings": "docs/settings.md is generated from what it takes",
     "Settings": "docs/settings.md is generated from its fields",
 }
 GIVEN_BY_DECORATORS = {"function", "hook", "misplaced"}
