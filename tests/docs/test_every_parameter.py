@@ -38,7 +38,7 @@ PAGES = {
     ],
     "jobs.md": [
         *("App.job", "App.batch", "App.run_middleware", "Job.transaction", "Item.fail"),
-        *("exponential", "Rate", "Workers", "Retry", "RetryAfter", "Snooze"),
+        *("exponential", "Retry", "RetryAfter", "Snooze"),
         *("Discard", "Cancel"),
     ],
     "migrations.md": ["upgrade", "include_name"],
@@ -66,6 +66,7 @@ PAGES = {
         *("Jobs.transaction", "Jobs.connect", "Jobs.retry", "make_record"),
         *("Outbox.sent", "Outbox.assert_sent", "Outbox.assert_not_sent"),
     ],
+    "workers.md": ["Rate", "Workers"],
 }
 ELSEWHERE = {
     "App.database": "the library's own, for commands",

@@ -10,7 +10,7 @@ import pytest
 from tests.support.apps import HOME, count, executing
 from tests.support.pages import write_modules
 
-MODULES = ["shop", "mail"]
+MODULES = ["shop", "books", "mail"]
 
 
 @pytest.fixture
@@ -41,3 +41,13 @@ def test_types_share_a_line_unless_a_prefix_keeps_them_apart(
     ]
     with executing(shop.app, HOME):
         wait_for(lambda: count(admin, "jobs") == 0, what="all of them run")
+
+
+def test_a_function_of_the_payload_chooses_the_group(page, admin, connect, wait_for):
+    shop, books = page["shop"], page["books"]
+    with connect() as connection:
+        books.book.enqueue(connection, account=7)
+        books.book.enqueue(connection, account=8, test=True)
+    with executing(shop.app, HOME):
+        wait_for(lambda: count(admin, "jobs") == 0, what="both of them run")
+    assert sorted(books.booked) == ["None 8", "account 7 7"]

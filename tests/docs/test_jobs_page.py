@@ -1,4 +1,4 @@
-"""The page on handlers does what it says."""
+"""The pages on handlers and on workers do what they say."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ MODULES = [
     "shop",
     "mail",
     "partner",
-    "books",
     "publish",
     "report",
-    "sms",
-    "sync",
-    "reports",
     "search",
     "tenants",
     "history",
 ]
+WORKERS_MODULES = ["sms", "sync", "reports"]
 
 
 @pytest.fixture
 def page(tmp_path, database_url, monkeypatch):
-    """The modules of the page, by name."""
+    """The modules of the pages, by name."""
     assert write_modules("docs/jobs.md", tmp_path) == [f"{m}.py" for m in MODULES]
+    written = write_modules("docs/workers.md", tmp_path)
+    assert written == [f"{m}.py" for m in WORKERS_MODULES]
     monkeypatch.setenv("JOBS_LIB_DATABASE_URL", database_url)
     monkeypatch.setenv("JOBS_LIB_POLL_INTERVAL", str(QUICK["poll_interval"]))
     monkeypatch.syspath_prepend(tmp_path)
-    yield {name: importlib.import_module(name) for name in MODULES}
-    for name in MODULES:
+    names = [*MODULES, *WORKERS_MODULES]
+    yield {name: importlib.import_module(name) for name in names}
+    for name in names:
         del sys.modules[name]
 
 
@@ -118,14 +118,6 @@ def test_plain_and_async_handlers_have_their_effects_once(page, connect, run):
     assert charges == [("ada", 7)]
     assert mails == [("ada@example.org",)]
     assert list(page["mail"].sent.values()) == ["ada@example.org"]
-
-
-def test_a_function_of_the_payload_chooses_the_group(page, connect, run):
-    with connect() as connection:
-        page["books"].book.enqueue(connection, account=7)
-        page["books"].book.enqueue(connection, account=8, test=True)
-    assert run() == ([("book", "completed", 2)], ["None"] * 2)
-    assert sorted(page["books"].booked) == ["None 8", "account 7 7"]
 
 
 def test_only_the_last_state_is_published(page, connect, run):
