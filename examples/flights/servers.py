@@ -1,7 +1,12 @@
-"""Databases and topics for one run of the demo; each run makes them anew."""
+"""Databases and topics for one run of the demo; each run makes them anew.
+
+`python -m examples.flights.servers 2000` makes them, and sends so many flights.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +20,8 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from examples.flights import board_tables
+from examples.flights.flights import read_flights
+from examples.flights.producer import produce_flights
 from jobs_lib import migrate
 
 if TYPE_CHECKING:
@@ -122,3 +129,16 @@ def _error_of(future: Future[Any]) -> KafkaError | None:
 def name_database(url: str, name: str) -> str:
     """The address of another database on the same server."""
     return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+def main() -> None:
+    """Make all anew, and send as many flights as asked for."""
+    kafka = os.environ["JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS"]
+    servers = Servers.at(os.environ["JOBS_LIB_DATABASE_URL"], kafka)
+    servers.make_topics()
+    servers.make_databases()
+    produce_flights(read_flights(int(sys.argv[1])), kafka, 0, lambda: None)
+
+
+if __name__ == "__main__":
+    main()

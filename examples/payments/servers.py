@@ -1,7 +1,12 @@
-"""Databases, topic and groups for one run of the demo; each run makes them anew."""
+"""Databases, topic and groups for one run of the demo; each run makes them anew.
+
+`python -m examples.payments.servers 2000` makes them, and sends so many payments.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +29,7 @@ from examples.flights.servers import (
     remake_database,
     remake_topics,
 )
-from examples.payments.payments import Payment
+from examples.payments.payments import Payment, read_payments
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,3 +112,19 @@ class Servers:
 def make_tables(connection: psycopg.Connection, name: str) -> None:
     """Make the tables of a service."""
     connection.execute((HERE / f"{name}.sql").read_bytes())
+
+
+def main() -> None:
+    """Make the topic and all databases anew, and send as many payments as asked for."""
+    servers = Servers(
+        os.environ["JOBS_LIB_DATABASE_URL"],
+        os.environ["JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS"],
+    )
+    servers.make_topic()
+    for name in GROUPS:
+        servers.make_database(name)
+    servers.produce(read_payments(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
