@@ -107,10 +107,10 @@ def check_told_once(told: Iterable[tuple[str, str]]) -> None:
     """Refuse consumers that would tell one group two different offsets of a topic.
 
     Args:
-        told: the topic and the consumer group of each that is told, as named in Kafka.
+        told: the topic and the consumer group of each such offset, as named in Kafka.
 
     Raises:
-        ConfigurationError: one is told twice.
+        ConfigurationError: two consumers name the same pair.
     """
     seen: set[tuple[str, str]] = set()
     for topic, group in told:

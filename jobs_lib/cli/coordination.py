@@ -191,7 +191,7 @@ def coordination_pause(
     wait: float,
     as_json: bool,
 ) -> None:
-    """Let the members of GROUP let go all, and claim nothing until the pause is over.
+    """Let the members of GROUP release all, and claim nothing until the pause is over.
 
     It waits until nobody holds anything, and exits with 1 if somebody still does then.
     """
@@ -235,7 +235,7 @@ def coordination_resume(group: str, log: str | None) -> None:
 def coordination_release(
     group: str, log: str | None, wait: float, as_json: bool
 ) -> None:
-    """Let the members of GROUP let go all that they hold, and claim it anew.
+    """Let the members of GROUP release all that they hold, and claim it anew.
 
     It exits with 1 if somebody has held on to a partition.
     """

@@ -137,7 +137,7 @@ class Applier:
         changes: Changes,
         meanwhile: Callable[[], None],
     ) -> None:
-        """Write the rows of a read model, in one round trip if nobody is told."""
+        """Write the rows of a read model, in one round trip if no handler is called."""
         model.learn_types(connection, changes)
         self._tell_applied(progress, len(block))
         last, following = read_timestamp(block[-1]), get_offset(block[-1]) + 1

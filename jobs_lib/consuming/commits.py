@@ -1,8 +1,8 @@
-"""Offsets that Kafka is told after the database has them: they may lag, never lead.
+"""Offsets that are committed to Kafka after the database has them: they never lead.
 
-It is told all of them again and again. A group that shares its partitions without Kafka
-has no members there. So Kafka lets others replace its offsets, such as a process that
-stood still, and forgets those that nobody commits for some days.
+All of them are committed again and again. A group that shares its partitions without
+Kafka has no members there. So Kafka lets others replace its offsets, such as a process
+that stood still, and forgets those that nobody commits for some days.
 """
 
 from __future__ import annotations

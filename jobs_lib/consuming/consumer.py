@@ -381,7 +381,7 @@ class Consumer:
         finally:
             if progress := self._next[number]:
                 self._next[number] = None
-                self._queues.give_back(progress)
+                self._queues.release(progress)
 
     def _work_on(self, number: int) -> Iterator[None]:
         loop = self._loops[number]
@@ -414,7 +414,7 @@ class Consumer:
                     with self._changed:
                         seconds = time.monotonic() - began
                         self.measures.add_seconds(progress.partition[0], seconds)
-                        self._queues.give_back(progress)
+                        self._queues.release(progress)
                 self._commits.tell()
                 yield
 

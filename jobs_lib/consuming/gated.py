@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _KEEP_SECONDS = 5.0
 """How long the records of a held partition stay in memory."""
 _TELL_SECONDS = 5.0
-"""How long a partition may be held before that is told."""
+"""How long a partition may be held before an event reports it."""
 _TELL_PAUSE = 10.0
 """Seconds between two events of closed gates."""
 _LOOK_SECONDS = 0.5

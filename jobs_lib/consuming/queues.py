@@ -132,7 +132,7 @@ class Queues:
         first.taken_at = now
         return first
 
-    def give_back(self, progress: Progress) -> None:
+    def release(self, progress: Progress) -> None:
         """Let any worker take the partition again."""
         with self.changed:
             progress.busy, progress.taken, progress.ahead = False, 0, None

@@ -50,11 +50,11 @@ class BlockError(Exception):
 
 
 class Telling(NamedTuple):
-    """What the group ``<group>.done`` is told; handlers of one topic say it alike."""
+    """What is committed for ``<group>.done``; handlers of one topic say it alike."""
 
     done: bool | Literal["sent"] = False
-    """Whether it is told anything; if ``"sent"``, a record is done only when what it
-    has led to is in Kafka, too."""
+    """Whether anything is; if ``"sent"``, a record is done only when what it has led to
+    is in Kafka, too."""
     derived_from: tuple[str | Exact, str | Exact] | None = None
     """The topic that the records are made of, and the group that makes them."""
 
@@ -125,7 +125,7 @@ class Subscription:
 
     @property
     def told_topics(self) -> tuple[str, ...]:
-        """The topics of which the group ``<group>.done`` is told."""
+        """The topics for which offsets are committed for the group ``<group>.done``."""
         if not self.done:
             return ()
         derived = self.derived_from

@@ -132,7 +132,7 @@ class Dispatcher:
         self.pulse = self._loop.pulse
 
     def start(self) -> None:
-        """Start the thread; nothing is claimed until origins are acquired."""
+        """Start the thread; nothing is claimed until origins are taken."""
         self._loop.start()
 
     def stop(self) -> None:

@@ -197,7 +197,7 @@ class Executor:
         return [*pulses, *(one.pulse for one in self._dispatchers)]
 
     def start(self) -> None:
-        """Start the threads; nothing runs until origins are acquired.
+        """Start the threads; nothing runs until origins are taken.
 
         After an error none runs any more.
         """

@@ -103,7 +103,7 @@ class HandOver:
 
         def begin() -> None:
             # Jobs that a forced stop interrupts must not lose an attempt.
-            claimer.in_flight.given_back += claimer.stop_claiming(claimer.epochs)
+            claimer.in_flight.released += claimer.stop_claiming(claimer.epochs)
             leave()
 
         def leave() -> None:
@@ -145,7 +145,7 @@ class HandOver:
                 # have.
                 self._commands.repeat(leave)
             else:
-                claimer.in_flight.given_back += claimer.release(origins)
+                claimer.in_flight.released += claimer.release(origins)
                 self._leaving.append(quiet)
 
         def wait() -> None:

@@ -40,7 +40,7 @@ class Rates:
 
     Args:
         queries: of the database.
-        pace: is told of re-exports whose rate allows too few records.
+        pace: notes re-exports whose rate allows too few records.
     """
 
     def __init__(self, queries: Queries, pace: BatchPace) -> None:

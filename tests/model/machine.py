@@ -320,7 +320,7 @@ class Jobs(RuleBasedStateMachine):
         owner = self.world.owners.get(known.origin)
         claimed = owner is not None and (
             known.id in owner[0].claimer.in_flight.jobs
-            or known.id in [job.id for job in owner[0].claimer.in_flight.given_back]
+            or known.id in [job.id for job in owner[0].claimer.in_flight.released]
         )
         expected = "requested" if claimed else "cancelled"
         if known.end is not None:

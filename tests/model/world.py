@@ -74,7 +74,7 @@ class World:
         for origin, epoch in origins.items():
             if before := self.owners.get(origin):
                 claimer = before[0].claimer
-                cut = {*claimer.in_flight.jobs.values(), *claimer.in_flight.given_back}
+                cut = {*claimer.in_flight.jobs.values(), *claimer.in_flight.released}
                 for job in cut:
                     known = self.jobs[job.id]
                     if job.origin == origin and known.end is None:

@@ -29,7 +29,7 @@ def finish(
 ) -> None:
     """End a block of ten records that took so long."""
     progress.adapt(10, seconds, worked, 10.0)
-    queues.give_back(progress)
+    queues.release(progress)
 
 
 @pytest.fixture

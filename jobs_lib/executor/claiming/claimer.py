@@ -437,10 +437,10 @@ class Claimer:
             again = self.wanted.hurry if head.crashes else self.wanted.add
             again({head.id: head.lane.origin})
         if isinstance(item, ClaimedJob):
-            self.in_flight.give_back(item)
+            self.in_flight.release_job(item)
             return
         for job in item.jobs:
-            self.in_flight.give_back(job)
+            self.in_flight.release_job(job)
         if head:
             # The head is asked for by its id. An empty lane says itself where its group
             # goes on.

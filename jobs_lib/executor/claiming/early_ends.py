@@ -94,7 +94,7 @@ class EarlyEnds:
         kept = {id(job) for job in lane.jobs} | {id(end.job) for end in ends}
         for job in before:
             if id(job) not in kept:
-                self._in_flight.give_back(job)
+                self._in_flight.release_job(job)
         if ends:
             ends[-1].frees = lane
         elif not lane.jobs:
@@ -112,6 +112,6 @@ def keep_one_value(lane: Lane, in_flight: InFlight) -> None:
         if job.value != head.value:
             lane.more, lane.last = True, job.id - 1
             for other in behind[place - 1 :]:
-                in_flight.give_back(other)
+                in_flight.release_job(other)
                 lane.jobs.pop()
             return

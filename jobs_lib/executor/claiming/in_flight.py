@@ -47,7 +47,7 @@ class InFlight:
         self.lingering: dict[int, ClaimedJob] = {}
         """Jobs without a group that run on after their origin was released. They are
         not in flight, and must not be started a second time meanwhile."""
-        self.given_back: list[ClaimedJob] = []
+        self.released: list[ClaimedJob] = []
         """Claimed jobs that will not run under this claim."""
         self._left: dict[int, int] = {}
         """How many jobs of each claim are still in flight, by its number."""
@@ -93,10 +93,10 @@ class InFlight:
             if lies == origin:
                 lane.note_passed(job_id)
 
-    def give_back(self, job: ClaimedJob) -> None:
+    def release_job(self, job: ClaimedJob) -> None:
         """A claimed job will not run now: take it out of its claim."""
         self.remove(job)
-        self.given_back.append(job)
+        self.released.append(job)
 
     def find_old(self, seq: int) -> Old:
         """Find what is left of the claims up to a number."""
@@ -113,7 +113,7 @@ class InFlight:
             except IndexError:
                 return
             lane.more, lane.last = True, job.id - 1
-            self.give_back(job)
+            self.release_job(job)
 
     def release(self, origins: frozenset[str]) -> list[ClaimedJob]:
         """Forget the jobs in flight of these origins, and return them.

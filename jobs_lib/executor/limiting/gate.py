@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.5
 """Seconds after which Kafka is asked anew where a round of questions has failed."""
 _TELL_SECONDS = 5.0
-"""How long jobs of a partition may wait before that is told."""
+"""How long jobs of a partition may wait before an event reports it."""
 _SEEN_SECONDS = 60.0
 """How long it counts that a job was seen to wait: it may have been cancelled since."""
 _TELL_PAUSE = 10.0

@@ -141,16 +141,16 @@ class Settler:
         # Nor must the jobs behind it: a cancel sees by the claims, at the same moment,
         # that their group stands still.
         behind = [j for job in waiting if job.group for j in list(job.lane.jobs)]
-        given_back = in_flight.given_back + waiting + behind
-        self._trimmed = len(in_flight.given_back)
-        if not given_back:
+        released = in_flight.released + waiting + behind
+        self._trimmed = len(in_flight.released)
+        if not released:
             return []
         # A look from the start, such as after a pause, finds jobs in flight again, and
         # names them in another claim.
-        seqs = {job.lane.seq for job in given_back}.union(in_flight.claims)
+        seqs = {job.lane.seq for job in released}.union(in_flight.claims)
         # If its origin was given back and taken again since, another claim has it now.
         flying = in_flight.jobs
-        ids = [job.id for job in given_back if flying.get(job.id, job) is job]
+        ids = [job.id for job in released if flying.get(job.id, job) is job]
         parameters = {"seqs": int_array(sorted(seqs)), "ids": int_array(ids)}
         trim = "trim_claims", {"owner": self._claimer.owner, **parameters}
         return [(trim, ignore)]
@@ -194,12 +194,12 @@ class Settler:
             elif outcome.result is Result.RETRIED:
                 self._claimer.note_failed(outcome.job)
         # Jobs that this same round's claim has given back are still in their claims.
-        del in_flight.given_back[: self._trimmed]
+        del in_flight.released[: self._trimmed]
         self._trimmed = 0
         for lane in self._ended_lanes + [lane for lane in freed if not lane.jobs]:
             # What stood behind a failed job has not run: a crash is not its business.
             flying = in_flight.jobs
-            in_flight.given_back += [j for j in lane.jobs if flying.get(j.id) is j]
+            in_flight.released += [j for j in lane.jobs if flying.get(j.id) is j]
             in_flight.end_lane(lane)
         self.completed, self.outcomes, self._ended_lanes = [], [], []
         self._told &= in_flight.jobs.keys()

@@ -45,7 +45,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A group whose members were made to let go."""
+    """A group whose members were made to release what they held."""
 
     group: str
     is_known: bool
@@ -61,7 +61,7 @@ def pause(
     *,
     wait: float = WAIT,
 ) -> Paused:
-    """Pause a group: its members let go what they hold, and nobody claims anything.
+    """Pause a group: its members release what they hold, and nobody claims anything.
 
     A pause that the group has is replaced, whoever has made it.
 
@@ -111,10 +111,10 @@ def resume(settings: Settings, log: str, group: str) -> datetime | None:
 def release(
     settings: Settings, log: str, group: str, *, wait: float = WAIT
 ) -> Released:
-    """Let the members of a group let go all that they hold, and claim it anew.
+    """Let the members of a group release all that they hold, and claim it anew.
 
     It is a pause that ends once nobody holds anything, or when the time is over. Only
-    a holder itself can let go a partition, so a member that hangs keeps its own.
+    a holder itself can release a partition, so a member that hangs keeps its own.
 
     Args:
         settings: where Kafka is.
@@ -135,7 +135,7 @@ def release(
         if before_ms is not None:
             raise OperatingError(
                 f"the group {group!r} is paused until {as_time(before_ms)}, so that "
-                "its members let go all that they hold, and claim nothing"
+                "its members release all that they hold, and claim nothing"
             )
         try:
             # If this process is killed, the pause ends by itself.
