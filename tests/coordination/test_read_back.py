@@ -20,6 +20,7 @@ from jobs_lib.coordination.messages import (
     Shared,
 )
 from jobs_lib.coordination.place import Place
+from jobs_lib.coordination.topics import Look
 from jobs_lib.coordination.world import Entry, Holding
 from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import load_settings
@@ -217,3 +218,18 @@ def test_what_was_lost_is_claimed_again_once_the_listener_has_noted_it(
     wait_for(lambda: member.log.lock.wait(0.1) or not member._losing)
     member.hold(member.claim())
     member._notices.stop(30)
+
+
+def test_nothing_is_claimed_until_a_log_that_was_cut_is_read_anew(member):
+    member._topics.last = Look([(ORDERS.topic, ORDERS.partition)], frozenset())
+    member._is_seen = True
+    member.lost("it must be read anew")
+    member.log.is_known = False
+    ticks = member._tick_on()
+    next(ticks)
+    # Another member may hold it: what is left of the log does not say so yet.
+    assert not member.sent
+    member.log.is_known = True
+    member._news.set()
+    next(ticks)
+    assert [type(one.message) for one in member.sent] == [Probe, ClaimingPartition]
