@@ -12,7 +12,9 @@ from jobs_lib.coordination.claims import Hold, Phase
 from jobs_lib.coordination.kept import Kept
 from jobs_lib.coordination.member import Member
 from jobs_lib.coordination.messages import (
+    ClaimingMessages,
     ClaimingPartition,
+    Heartbeat,
     Message,
     Probe,
     ReleasingPartition,
@@ -24,6 +26,7 @@ from jobs_lib.coordination.topics import Look
 from jobs_lib.coordination.world import Entry, Holding
 from jobs_lib.errors import UnavailableError
 from jobs_lib.settings import load_settings
+from tests.support.clock import Clock
 
 if TYPE_CHECKING:
     from jobs_lib.coordination.writer import Sent, Writer
@@ -233,3 +236,37 @@ def test_nothing_is_claimed_until_a_log_that_was_cut_is_read_anew(member):
     member._news.set()
     next(ticks)
     assert [type(one.message) for one in member.sent] == [Probe, ClaimingPartition]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the member's machine."""
+    clock = Clock(1_000.0)
+    for module in ("holdings", "member", "writer"):
+        name = f"jobs_lib.coordination.{module}.read_clock"
+        monkeypatch.setattr(name, clock.monotonic)
+    return clock
+
+
+@pytest.mark.guarantee("M18")
+@pytest.mark.parametrize("kind", [Heartbeat, ClaimingMessages])
+def test_a_member_is_sure_for_an_interval_after_it_has_sent_what_it_reads_back(
+    clock, member, kind
+):
+    member.hold(member.claim())
+    clock.now += member.interval / 2
+    if kind is Heartbeat:
+        member._beat(clock.now)
+    else:
+        member.claim_messages(ORDERS, None, 5)
+    sent_at, sent = clock.now, member.sent[-1]
+    assert isinstance(sent.message, kind)
+    clock.now = sent_at + 0.9 * member.interval
+    # Nothing else was read back for longer than an interval.
+    assert not member.is_sure(ORDERS)
+    member.read_back(sent)
+    assert member.is_sure(ORDERS)
+    # The log counts from when it was appended, which may be right after it was sent.
+    clock.now = sent_at + 1.1 * member.interval
+    assert not member.is_sure(ORDERS)
+    assert member.is_held(ORDERS)
