@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from jobs_lib.coordination import claims
 from jobs_lib.coordination.claims import Phase
+from jobs_lib.coordination.names import check_position
 from jobs_lib.coordination.patience import read_clock
 
 if TYPE_CHECKING:
@@ -66,11 +67,18 @@ class Holdings:
     ) -> None:
         """Say that all before a position is processed; the next heartbeat tells it.
 
+        A position is the caller's: nobody compares it with what Kafka has. One below
+        the known position says nothing new.
+
         Args:
             shared: the partition.
             position: the offset of the next record.
             at_once: whether that heartbeat is sent now.
+
+        Raises:
+            ConfigurationError: it is no integer from 0 to 2**63 - 1.
         """
+        position = check_position(position)
         with self.log.lock:
             if (kept := self._kept.get(shared)) is not None:
                 kept.position = max(position, kept.position or 0)
@@ -92,7 +100,18 @@ class Holdings:
     def claim_messages(
         self, shared: Shared, first: int | None, end: int
     ) -> Sent | None:
-        """Claim a batch, to process it at most once; None if it is not held."""
+        """Claim a batch, to process it at most once; None if it is not held.
+
+        Args:
+            shared: the partition.
+            first: the position that the log knows; None if it knows none.
+            end: the offset behind the batch.
+
+        Raises:
+            ConfigurationError: one of them is no integer from 0 to 2**63 - 1.
+        """
+        first = None if first is None else check_position(first)
+        end = check_position(end)
         with self.log.lock:
             kept = self._kept.get(shared)
             if kept is None or kept.is_releasing:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from jobs_lib.backoff import is_number
 from jobs_lib.coordination.messages import (
+    LARGEST_OFFSET,
     LARGEST_PARTITION,
     LONGEST_INTERVAL_MS,
     NAME_LIMIT,
@@ -84,6 +85,21 @@ def check_part(part: object) -> Partition:
         f"{part!r} cannot be shared: parts must return pairs of a name of 1 to "
         f"{TOPIC_LIMIT} characters, without half of a surrogate pair, and a number "
         f"from 0 to {LARGEST_PARTITION}"
+    )
+
+
+def check_position(position: object) -> int:
+    """Return what readers of the log let through as a position.
+
+    Raises:
+        ConfigurationError: it is something else. Each heartbeat with it would be passed
+            over, and its partition would become stale.
+    """
+    if type(position) is int and 0 <= position <= LARGEST_OFFSET:
+        return position
+    raise ConfigurationError(
+        f"{position!r} cannot be a position: give the offset of the next record, an "
+        f"integer from 0 to {LARGEST_OFFSET}"
     )
 
 

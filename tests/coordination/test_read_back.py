@@ -24,7 +24,7 @@ from jobs_lib.coordination.messages import (
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.topics import Look
 from jobs_lib.coordination.world import Entry, Holding
-from jobs_lib.errors import UnavailableError
+from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.settings import load_settings
 from tests.support.clock import Clock
 
@@ -270,3 +270,18 @@ def test_a_member_is_sure_for_an_interval_after_it_has_sent_what_it_reads_back(
     clock.now = sent_at + 1.1 * member.interval
     assert not member.is_sure(ORDERS)
     assert member.is_held(ORDERS)
+
+
+@pytest.mark.parametrize("odd", [2**63, -1, 1.0, True, "5"])
+def test_a_position_that_readers_pass_over_is_refused(member, odd):
+    member.hold(member.claim())
+    told = f"^{odd!r} cannot be a position: give the offset of the next record"
+    with pytest.raises(ConfigurationError, match=told):
+        member.set_position(ORDERS, odd, at_once=True)
+    for first, end in [(odd, 5), (None, odd)]:
+        with pytest.raises(ConfigurationError, match=told):
+            member.claim_messages(ORDERS, first, end)
+    assert len(member.sent) == 2
+    member.set_position(ORDERS, 2**63 - 1, at_once=True)
+    member.read_back(member.sent[-1])
+    assert member.log.find(ORDERS).position == 2**63 - 1
