@@ -14,6 +14,9 @@ from jobs_lib.coordination.world import Outcome
 from jobs_lib.errors import OperatingError
 from jobs_lib.operating.coordination import pause, positions, set_position
 from tests.coordination.commands import GROUP, WAIT, look
+from tests.support.apps import heard
+from tests.support.topics import make_anew
+from tests.support.waiting import linger
 
 
 @pytest.mark.guarantee("M20", "M3")
@@ -95,6 +98,53 @@ def test_only_offsets_that_kafka_has_given_are_taken(
     old, new = datetime(1, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC)
     assert positions.find_offsets(settings, data, old) == {0: 0, 1: 5}
     assert positions.find_offsets(settings, data, new) == {0: 10, 1: 20}
+
+
+@pytest.mark.guarantee("M3", "M20")
+# Kafka has no such topic for a moment.
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("runs_meanwhile", [False, True])
+def test_a_topic_that_is_made_anew_and_is_shorter_waits_until_its_position_is_set(
+    log_topic,
+    topic,
+    publish,
+    consume,
+    run,
+    wait_for,
+    kafka_admin,
+    delivery,
+    runs_meanwhile,
+):
+    log, data = log_topic(1), topic(1)
+    shared = Shared(GROUP, data, 0)
+    publish(data, 10)
+    consumer, handler = consume(log, data, delivery=delivery)
+    wait_for(lambda: consumer.member.log.find(shared).position == 10)
+    if not runs_meanwhile:
+        consumer.stop()
+    with heard("offset.lost") as lost:
+        make_anew(kafka_admin, data, 1)
+        publish(data, 3)
+        if not runs_meanwhile:
+            consumer, handler = consume(log, data, delivery=delivery)
+        wait_for(lambda: lost, timeout=60, what="it says that its position is lost")
+        # It stands still, also once the new topic has that offset.
+        publish(data, 10)
+        linger(1.0)
+        ((_, fields),) = lost
+    assert fields["origin"] == f"{data}/0"
+    assert (fields["next_offset"], fields["start"]) == (10, 0)
+    # A process that runs may have looked before the new records were there.
+    assert fields["end"] in ({0, 1, 2, 3} if runs_meanwhile else {3})
+    assert consumer.member.log.find(shared).position == 10
+    before = handler.seen.copy()
+    assert len(before) == (10 if runs_meanwhile else 0)
+    run(log, "pause", GROUP, "--for", "10m")
+    run(log, "set-position", GROUP, data, "--to", "earliest")
+    run(log, "resume", GROUP)
+    wait_for(lambda: len(handler.seen) >= len(before) + 13, what="all are handled")
+    assert handler.seen == [*before, *((0, offset) for offset in range(13))]
 
 
 @pytest.mark.guarantee("M20")
