@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs_lib.coordination import Consumer
 from jobs_lib.coordination.log_topic import WANTED
+from jobs_lib.settings import Settings
 from tests.support.apps import heard, make_app, running
+from tests.support.records import produce
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jobs_lib import Job
+    from jobs_lib.coordination import Record
 
 ORIGINS = 12
 KINDS = {
@@ -44,6 +50,7 @@ class Pods:
         self._consumes = self._kind in ("member", "follow")
         self._url = url
         self._settings: dict[str, Any] = {}
+        self.log = log if "log" in KINDS[kind] else None
         if "kafka" in KINDS[kind]:
             self._settings["kafka_bootstrap_servers"] = bootstrap_servers
         if "log" in KINDS[kind]:
@@ -93,6 +100,40 @@ class Pods:
                 yield
 
 
+class Mailer:
+    """A consumer without a database, on the coordination log of the pods."""
+
+    def __init__(self, bootstrap_servers: str, log: str, topic: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._sent = 0
+        self._handled: list[int] = []
+        self.consumer = Consumer(
+            Settings(kafka_bootstrap_servers=bootstrap_servers),
+            log=log,
+            group="shop.mailer",
+            client_id="mailer",
+            topics=[topic],
+            handle=self._handle,
+            interval=5.0,
+        )
+
+    def check(self) -> None:
+        """Send some mails, and see that each mail so far is handled once."""
+        mails = range(self._sent, self._sent + 30)
+        produce(self._bootstrap_servers, self._topic, ((f"k{n}", n) for n in mails))
+        self._sent = mails.stop
+        wait_for(
+            lambda: len(self._handled) >= self._sent,
+            timeout=60,
+            what=lambda: f"all mails are handled: {sorted(self._handled)}",
+        )
+        assert sorted(self._handled) == [*range(self._sent)]
+
+    def _handle(self, records: list[Record]) -> None:
+        self._handled += [json.loads(one.value or b"") for one in records]
+
+
 @pytest.fixture(params=KINDS)
 def pods(request, database_url, bootstrap_servers, topic, admin):
     """Pods of one kind, on a home of twelve partitions."""
@@ -104,6 +145,17 @@ def pods(request, database_url, bootstrap_servers, topic, admin):
     )
     log = topic(2, prefix="log", config=WANTED)
     return Pods(database_url, bootstrap_servers, home, request.param, log)
+
+
+@pytest.fixture
+def check_mails(pods, bootstrap_servers, topic) -> Iterator[Callable[[], None]]:
+    """A function that checks a service without a database, if there is a log."""
+    if pods.log is None:
+        yield lambda: None
+    else:
+        mailer = Mailer(bootstrap_servers, pods.log, topic(4))
+        with mailer.consumer:
+            yield mailer.check
 
 
 @pytest.fixture
@@ -125,7 +177,7 @@ def owners(admin, pods) -> Callable[[], dict[str, tuple[str, int]]]:
 @pytest.mark.expects("origins.lost")
 @pytest.mark.guarantee("S13", "I11", "I13", "M24")
 def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
-    pods, owners, admin, wait_for
+    pods, owners, admin, wait_for, check_mails
 ):
     every = [f"{pods.home}/{n}" for n in range(ORIGINS)]
 
@@ -149,6 +201,7 @@ def test_each_origin_has_one_owner_that_alone_runs_its_jobs(
         )
         wait_for(lambda: len(pods.ran) == 3 * ORIGINS, timeout=60, what="all ran")
         assert sorted(pods.ran) == sorted((found[o][0], o) for o in every * 3)
+        check_mails()
 
     with heard("origins.taken") as taken:
         with pods.running("pod-a", range(ORIGINS)):
