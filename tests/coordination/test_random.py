@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tests.support.worker import Worker
 
 WAIT = 120.0
+HAS_FAKETIME = shutil.which("faketime") is not None
+NEEDS_FAKETIME = pytest.mark.skipif(not HAS_FAKETIME, reason="needs faketime")
 
 
 @pytest.fixture
@@ -125,14 +127,20 @@ def test_random_faults_leave_one_holder_and_the_stated_delivery(disturb, deliver
 def test_five_minutes_of_random_faults_leave_one_holder_and_the_stated_delivery(
     disturb, delivery
 ):
-    disturb(delivery, members=7, partitions=24, seconds=300)
+    disturb(
+        delivery,
+        members=7,
+        partitions=24,
+        seconds=300,
+        find_env=faketime_by if HAS_FAKETIME else None,
+    )
 
 
 @pytest.mark.guarantee("M22", "I31")
 @pytest.mark.expects("loop.failed")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+@NEEDS_FAKETIME
 @BOTH
 def test_wrong_clocks_that_leap_leave_one_holder_and_the_stated_delivery(
     disturb, delivery
@@ -142,7 +150,7 @@ def test_wrong_clocks_that_leap_leave_one_holder_and_the_stated_delivery(
 
 @pytest.mark.guarantee("I40")
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+@NEEDS_FAKETIME
 def test_a_member_that_judges_by_its_own_clock_is_found(
     log_topic, topic, run_process, bootstrap_servers, wait_for, tmp_path: Path
 ):
