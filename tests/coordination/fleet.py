@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
+import uuid
+from collections import Counter, defaultdict
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
 
+from jobs_lib.coordination.log import Log
+from jobs_lib.coordination.messages import Probe, Sender, Snapshot, decode
+from jobs_lib.coordination.verification import Result, verify
+from jobs_lib.settings import Settings
 from tests.coordination.checker import (
     count_repeats,
     judge_at_least_once,
@@ -26,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from jobs_lib.coordination.log import Log
-    from tests.coordination.checker import Run
+    from tests.coordination.checker import Places, Run
     from tests.coordination.overlaps import Clocks
     from tests.support.worker import Worker
 
@@ -39,6 +43,7 @@ SECONDS = 0.05
 BOTH = pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 _FLUSH_SECONDS = 60.0
 _LARGEST_SHIFT = 86_400
+_ASKER = "asker"
 
 
 class Fleet:
@@ -276,14 +281,63 @@ def judge(
     topic: str,
     ends: dict[int, int],
     clocks: Clocks | None = None,
+    *,
+    needs_states: bool = False,
 ) -> list[str]:
     """Name what is wrong about a run of members with the settings above.
 
-    With clocks it is judged, too, when they have processed what.
+    With clocks it is judged, too, when they have processed what. If states are needed,
+    the members must have written one of each partition of the log.
     """
-    history = replay(read_log(servers, log))
-    late = [] if clocks is None else judge_times(history, runs, topic, clocks)
+    places = read_log(servers, log)
+    settings = Settings(kafka_bootstrap_servers=servers)
+    faults = judge_states(settings, log, places, needs_all=needs_states)
+    history = replay(places)
+    if clocks is not None:
+        faults += judge_times(history, runs, topic, clocks)
     if delivery == "at_most_once":
-        return [*late, *judge_at_most_once(history, runs, topic, ends)]
+        return [*faults, *judge_at_most_once(history, runs, topic, ends)]
     most = count_repeats(BATCH, INTERVAL, SECONDS)
-    return [*late, *judge_at_least_once(history, runs, topic, ends, most)]
+    return [*faults, *judge_at_least_once(history, runs, topic, ends, most)]
+
+
+def ask_for_states(settings: Settings, log: str) -> None:
+    """Let all members that are at work write their states at one offset of each place.
+
+    A snapshot is such a state. Each of them writes one when it meets this probe.
+    """
+    # It is in no group: else the members would leave it a share.
+    sender = Sender("shop.asker", _ASKER, uuid.uuid4().hex)
+    with Log(settings, log, sender) as asking:
+        probe = Probe(sender, wants_snapshot=True)
+        for one in [asking.send(probe, place=n) for n in range(asking.partitions)]:
+            one.wait(_FLUSH_SECONDS)
+
+
+def read_states(places: Places) -> dict[tuple[int, int], dict[str, str]]:
+    """The digests of the states that members have written down.
+
+    They are found by place and offset, and then by the run that has written each.
+    """
+    found: defaultdict[tuple[int, int], dict[str, str]] = defaultdict(dict)
+    for place, records in places.items():
+        for _, _, value in records:
+            read = decode(value) if value and b'"Snapshot"' in value else None
+            said = read[1] if isinstance(read, tuple) else None
+            if isinstance(said, Snapshot) and said.sender.client_id != _ASKER:
+                found[place, said.as_of][said.sender.instance_id] = said.digest
+    return found
+
+
+def judge_states(
+    settings: Settings, log: str, places: Places, *, needs_all: bool
+) -> list[str]:
+    """Name states that differ from each other, or from the log, at an equal offset."""
+    faults = [
+        f"members state several worlds of the log's partition {place} at {as_of}: {one}"
+        for (place, as_of), one in read_states(places).items()
+        if len({*one.values()}) > 1
+    ]
+    right = {Result.SAME} if needs_all else {*Result} - {Result.DIFFERS}
+    found = verify(settings, log)
+    return faults + [f"the log says: {one}" for one in found if one.result not in right]

@@ -19,7 +19,9 @@ from tests.coordination.fleet import (
     SECONDS,
     Feed,
     Fleet,
+    ask_for_states,
     judge,
+    read_states,
     read_time,
 )
 from tests.coordination.journals import read_log, read_run
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from jobs_lib.settings import Settings
     from tests.support.worker import Worker
 
 WAIT = 120.0
@@ -37,9 +40,24 @@ HAS_FAKETIME = shutil.which("faketime") is not None
 NEEDS_FAKETIME = pytest.mark.skipif(not HAS_FAKETIME, reason="needs faketime")
 
 
+def are_states_told(settings: Settings, log: str) -> bool:
+    """Whether several members have written their states of each place of a log."""
+    ask_for_states(settings, log)
+    places = read_log(settings.kafka_bootstrap_servers, log)
+    told = {place for (place, _), one in read_states(places).items() if len(one) > 1}
+    return told == places.keys()
+
+
 @pytest.fixture
 def disturb(
-    log_topic, topic, open_log, run_process, bootstrap_servers, wait_for, tmp_path: Path
+    settings,
+    log_topic,
+    topic,
+    open_log,
+    run_process,
+    bootstrap_servers,
+    wait_for,
+    tmp_path: Path,
 ):
     """A function that disturbs members, and judges what they did."""
 
@@ -97,6 +115,12 @@ def disturb(
             timeout=WAIT,
             what=lambda: f"all are processed, seed {seed}\n{fleet.describe()}",
         )
+        wait_for(
+            lambda: are_states_told(settings, log_name),
+            timeout=WAIT,
+            every=1.0,
+            what=lambda: f"members state their worlds\n{fleet.describe()}",
+        )
         fleet.end()
         faults = judge(
             bootstrap_servers,
@@ -106,6 +130,7 @@ def disturb(
             data,
             ends,
             compare_clocks(shift),
+            needs_states=True,
         )
         assert not faults, "\n".join([f"seed {seed}", *faults, fleet.describe()])
 
