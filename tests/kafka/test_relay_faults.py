@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.partitioner import choose_shard
 from jobs_lib.postgres.migrate import migrate
 from tests.support.apps import count, heard, make_app, running
@@ -47,11 +48,11 @@ def stage(single_url, make_stage):
     return make_stage(single_url, PARTITIONS, **QUICK)
 
 
-def write(stage: Stage, count: int, first: int = 1) -> None:
-    """Make this many changes of five entities, one a transaction, from ``first`` on."""
+def write(stage: Stage, count: int, first: int = 1, entities: int = 5) -> None:
+    """Make this many changes of some entities, one a transaction, from ``first`` on."""
     with psycopg.connect(stage.url) as connection:
         for n in range(first, first + count):
-            key, value = f"k{n % 5}", {"n": n}
+            key, value = f"k{n % entities}", {"n": n}
             stage.events.send(connection, key=key, value=value, version=n)
             if n % 7 == 0:
                 stage.states.tombstone(connection, key=key, version=n)
@@ -128,6 +129,38 @@ def test_a_relay_that_does_not_reach_kafka_leaves_its_shards_to_others(
     stage.await_empty()
     verdict = stage.judge(repeats=0)
     assert not verdict.violations, str(verdict)
+
+
+@pytest.mark.guarantee("M24")
+# The broker may take long to abort a transaction that the killed one has left open.
+@pytest.mark.expects("loop.failed")
+def test_the_log_gives_the_shards_of_a_killed_relay_to_another_one(
+    database_url, make_stage, own_broker
+):
+    over_log = {
+        "ownership": "coordination",
+        "coordination_topic": own_broker.create(2, WANTED),
+        "coordination_interval": 2.0,
+        # The database would take it for alive.
+        "stale_after": 300.0,
+    }
+    stage = make_stage(database_url, PARTITIONS, **QUICK | over_log)
+    stage.start_relay("doomed")
+    stage.start_relay("heir")
+    stage.await_owners("doomed", "heir")
+    # So many that both have some of them in their shards.
+    write(stage, 40, entities=40)
+    stage.await_empty()
+    before = count_sent(stage)
+    assert min(before.values()) > 0
+    stage.relays["doomed"].kill()
+    # Nothing was on its way. So each row is sent once, those of its shards, too.
+    write(stage, 40, first=41, entities=40)
+    stage.await_owners("heir")
+    stage.await_empty()
+    verdict = stage.judge(repeats=0)
+    assert not verdict.violations, str(verdict)
+    assert count_sent(stage)["doomed"] == before["doomed"]
 
 
 @pytest.mark.slow

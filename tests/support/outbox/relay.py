@@ -33,8 +33,16 @@ _FENCED = ("(_FENCED)", "(PRODUCER_FENCED)", "(INVALID_PRODUCER_EPOCH)")
 _TOLD = {"block.read", "block.produced", "block.deleted"}
 _armed: dict[str, signal.Signals] = {}
 _merging: set[str] = set()
-_block = threading.local()
-"""``repeats``: whether the thread's block has a record that no other can replace."""
+
+
+class Block(threading.local):
+    """The block that a thread sends."""
+
+    repeats = False
+    """Whether it has a record that no other can replace."""
+
+
+_block = Block()
 
 
 def strike_at(point: str, told: object) -> None:
