@@ -6,7 +6,11 @@ import math
 
 import pytest
 
+from jobs_lib.coordination.member import Member
+from jobs_lib.coordination.messages import Probe, Sender
 from jobs_lib.coordination.runs import Runs, Verdict
+from jobs_lib.coordination.world import Outcome
+from jobs_lib.settings import Settings
 from tests.coordination.pair import ANOTHER, Pair
 from tests.coordination.search import search
 
@@ -138,6 +142,27 @@ def test_a_log_that_is_read_anew_answers_nobody_again():
         runs.note_probe("mine", now_ms, INTERVAL_MS)
         runs.note_probe("long gone", now_ms, None)
     assert (runs.owes_answer, judge(runs)) == (True, Verdict.GO_ON)
+
+
+@pytest.mark.guarantee("M11")
+@pytest.mark.parametrize(
+    ("group", "is_run"), [("shop.mailer", True), ("shop.billing", False)]
+)
+def test_a_client_of_another_group_is_no_run_of_this_one(group, is_run):
+    member = Member(
+        Settings(kafka_bootstrap_servers="127.0.0.1:1"),
+        log="log",
+        group="shop.mailer",
+        client_id="ann",
+        topics=["mails"],
+        listener=None,  # type: ignore[arg-type]
+    )
+    member.log.partitions = 1
+    own = Probe(member.sender, interval_ms=INTERVAL_MS)
+    later = Probe(Sender(group, "ann", "later"), interval_ms=INTERVAL_MS)
+    member._note_run(0, own, Outcome.VALID, 5_000)
+    member._note_run(0, later, Outcome.VALID, 5_100)
+    assert member._runs.owes_answer is is_run
 
 
 class NeverTooLate(Runs):
