@@ -55,6 +55,12 @@ def parse(value: bytes | None) -> dict[str, Any] | None:
     return fields if all(is_sound(one, fields[one]) for one in wanted) else None
 
 
+def find_interval(probe: dict[str, Any]) -> int | None:
+    """Section 3: the `interval_ms` of a `Probe`; None where it is as if missing."""
+    told = probe.get("interval_ms")
+    return told if is_sound("interval_ms", told) else None
+
+
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object in which each field comes once."""
     found = dict(pairs)

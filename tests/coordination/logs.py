@@ -5,6 +5,8 @@ Some records are snapshots of what the log has said until then, whole and broken
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from jobs_lib.coordination.messages import (
@@ -52,6 +54,8 @@ places = st.sampled_from([HERE[0]] * 6 + [HERE[1]] * 2 + [ELSEWHERE])
 claims = st.integers(0, 12)
 positions = st.none() | st.integers(0, 6)
 intervals = st.sampled_from([100, 100, 200])
+told_intervals: st.SearchStrategy[Any] = st.sampled_from([None, 5, 500, "x"])
+"""Of probes: a sound one, and others that mean nothing."""
 times = st.sampled_from([0, 0, 0, 50, 99, 100, 101, 200, 201, -150])
 numbers = st.one_of(st.integers(-2, 3), st.sampled_from([2**31, 2**63, 10**30, 1.0]))
 
@@ -76,7 +80,7 @@ def messages(draw: st.DrawFn) -> bytes:
     elif kind == 4:
         message = ReleaseGroup(sender, START_MS + draw(st.integers(0, 900)))
     elif kind == 5:
-        message = Probe(sender, draw(st.booleans()))
+        message = Probe(sender, draw(st.booleans()), draw(told_intervals))
     else:
         message = draw(foreign_parts(sender))
     return encode(message, draw(st.sampled_from([PLACES] * 19 + [3])))

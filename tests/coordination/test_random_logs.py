@@ -22,7 +22,7 @@ from jobs_lib.coordination.messages import (
 )
 from jobs_lib.coordination.snapshots import Collector
 from jobs_lib.coordination.world import Entry, Outcome, World, find_digest
-from tests.coordination.listener import Listener, Snapshots, begin, parse
+from tests.coordination.listener import Listener, Snapshots, begin, find_interval, parse
 from tests.coordination.logs import PLACES, all_logs, broken, values
 
 RANDOM = settings(
@@ -80,6 +80,8 @@ def test_both_readers_agree_about_what_is_a_message(value):
     for name in ("partial", "wants_snapshot"):
         if hasattr(found[1], name):
             assert getattr(found[1], name) is (wanted.get(name) is True)
+    if isinstance(found[1], Probe):
+        assert found[1].interval_ms == find_interval(wanted)
 
 
 @pytest.mark.guarantee("M2", "M4", "I31")
