@@ -16,6 +16,7 @@ from jobs_lib.coordination.messages import (
     ClaimingPartition,
     Probe,
     ReleaseGroup,
+    ReleasingPartition,
     Sender,
     Shared,
     Unreadable,
@@ -169,6 +170,25 @@ def test_parts_that_differ_in_what_all_say_do_not_belong_together(more):
         heard = [theirs.hear(7 + at, one) for at, one in enumerate(values)]
         assert (found[0], heard[0]) == (None, None)
         assert (found[1] is not None, heard[1] is not None) == (counts, counts)
+
+
+@pytest.mark.guarantee("M2", "M4")
+def test_what_was_held_once_has_an_entry_and_nothing_else_has():
+    world, listener = World(0), Listener(0)
+    never = Shared("shop.mailer", "orders", 1)
+    for message in (
+        ReleasingPartition(ANN, never, 0, 5),
+        ClaimingPartition(ANN, ORDERS, 500),
+        ReleasingPartition(ANN, ORDERS, 1, None),
+    ):
+        record = world.next_offset, 1_000, encode(message, 1)
+        world.apply(*record)
+        listener.hear(*record)
+    line = f'["shop.mailer","orders",0{",null" * 7}]\n'
+    assert (world.spell()[0], spell(listener)[0]) == ([line], line)
+    restored = World(0)
+    restored.restore(line, "")
+    assert restored.spell()[0] == [line]
 
 
 @pytest.mark.parametrize("apart_ms", [0, 40, 5_000])
