@@ -103,6 +103,7 @@ class Consumer:
             topics=topics,
             listener=self,
             interval=interval,
+            is_busy=self._is_busy,
         )
         self._settings = settings
         self._handle = handle
@@ -227,7 +228,11 @@ class Consumer:
         self._let_go(shared, part)
 
     def lost(self, shared: Shared) -> None:
-        """See :class:`jobs_lib.coordination.member.HoldListener`."""
+        """See :class:`jobs_lib.coordination.member.HoldListener`.
+
+        It does not wait for a batch that is processed: other partitions are to be left
+        meanwhile. The member asks for that before it claims.
+        """
         with self._intake.lock:
             part = self._intake.parts.get(shared)
         if part is not None:
@@ -240,6 +245,11 @@ class Consumer:
     def ended(self, error: Exception) -> None:
         """See :class:`jobs_lib.coordination.member.HoldListener`."""
         self._ended.set()
+
+    def _is_busy(self, shared: Shared) -> bool:
+        """Whether a batch of a partition may be processed now."""
+        turn = self._intake.turn
+        return turn is not None and turn.shared == shared
 
     def _let_go(self, shared: Shared, part: Part | None) -> None:
         if part is not None:

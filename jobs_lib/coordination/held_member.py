@@ -108,7 +108,11 @@ class HeldMember(GroupMember):
             self._release(partition)
 
     def lost(self, shared: Shared) -> None:
-        """Give a partition up soon that another process may have."""
+        """Give a partition up soon that another process may have.
+
+        It may be held anew before nothing of it is processed here any more: the poll
+        thread takes it behind this, and the epoch in the database guards the rest.
+        """
         place = TopicPartition(shared.topic, shared.partition)
 
         def lose(consumer: Consumer) -> bool:

@@ -58,6 +58,8 @@ class Intake:
         the next one, and never counted."""
         self._ready: deque[Part] = deque()
         """Those with something to do, each in its turn."""
+        self.turn: Part | None = None
+        """The partition that has its turn."""
         self._resting: list[tuple[float, int, Part]] = []
         """A heap of those that have to wait, by the time of their end."""
         self._numbers = count()
@@ -88,6 +90,7 @@ class Intake:
                 part.is_queued = False
                 if part.has_work:
                     part.is_busy = True
+                    self.turn = part
                     return part
             return None
 
@@ -104,6 +107,7 @@ class Intake:
         """End the turn of a partition; return whether it is to be let go."""
         with self.lock:
             part.is_busy = False
+            self.turn = None
             self._queue(part)
             return part.is_leaving and not part.is_lost
 

@@ -89,6 +89,7 @@ class Member(Holdings):
         topics_every: float = _TOPICS_EVERY,
         parts: Callable[[], Iterable[Partition]] | None = None,
         awaits_topics: bool = False,
+        is_busy: Callable[[Shared], bool] = lambda _: False,
     ) -> None:
         """Check what is given; no connection is made yet.
 
@@ -106,6 +107,9 @@ class Member(Holdings):
                 need not be in Kafka, and may come and go.
             awaits_topics: whether it starts without topics that do not exist yet, and
                 claims their partitions once they do.
+            is_busy: whether something of a partition is still processed that the
+                listener knows to be lost: it is not claimed meanwhile. It must not
+                wait. By default, the listener returns only when nothing is.
 
         Raises:
             ConfigurationError: a value cannot be used.
@@ -121,6 +125,7 @@ class Member(Holdings):
         self.error: Exception | None = None
         """Why it has ended for good."""
         self._listener = listener
+        self._is_busy = is_busy
         self._interval_ms = round(interval * 1000)
         self._before: dict[Shared, Kept] = {}
         """What was held before the log was lost."""
@@ -368,7 +373,7 @@ class Member(Holdings):
 
         One that was lost waits until nothing of it is processed here any more.
         """
-        if shared in self._losing:
+        if shared in self._losing or self._is_busy(shared):
             return False
         place = self.log.find_place(shared)
         world = self.log.get_world(place)

@@ -26,7 +26,9 @@ class HoldListener(Protocol):
     def lost(self, shared: Shared) -> None:
         """Stop: the partition is not held any more, and not claimed before you return.
 
-        Return once nothing of it is processed any more.
+        Return once nothing of it is processed any more, or let the member's ``is_busy``
+        tell that. Nor need you wait if something else guards what is processed, as an
+        epoch in a database does.
         """
 
     def ended(self, error: Exception) -> None:

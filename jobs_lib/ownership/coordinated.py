@@ -122,7 +122,11 @@ class CoordinationSource(WatchingSource):
             self.note_owned(frozenset())
 
     def lost(self, shared: Shared) -> None:
-        """Give an origin up that another process may have."""
+        """Give an origin up that another process may have.
+
+        It may be held anew before nothing of it is processed here any more: the epoch
+        in the database guards that.
+        """
         origin = shared.origin
         with self._guard:
             self._leaving.discard(origin)

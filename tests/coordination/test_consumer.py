@@ -25,7 +25,7 @@ from jobs_lib.coordination.messages import (
     ReleasingPartition,
     Shared,
 )
-from jobs_lib.coordination.world import Entry, Outcome
+from jobs_lib.coordination.world import Entry, Outcome, World
 from jobs_lib.coordination.writer import Sent
 from jobs_lib.errors import ConfigurationError, UnavailableError
 from jobs_lib.kafka import places
@@ -897,6 +897,31 @@ def test_a_claimed_batch_is_named_whose_partition_is_lost_during_its_turn(
     sent.end(Outcome.VALID)
     consumer._work()
     assert [event for event, _ in heard] == ["record.skipped"]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_what_was_lost_is_not_claimed_while_its_batch_is_processed(
+    stand_alone, monkeypatch, delivery
+):
+    shared = Shared(GROUP, "orders", 0)
+    tried: list[bool] = []
+
+    def handle(records) -> None:
+        # The member's thread tells of the loss, and goes on.
+        consumer.lost(shared)
+        tried.append(member._try_to_claim(shared))
+
+    consumer = stand_alone(handle, delivery=delivery)
+    member = consumer.member
+    valid = Sent(ClaimingMessages(member.sender, shared, 0, 0, 10))
+    valid.end(Outcome.VALID)
+    monkeypatch.setattr(member, "claim_messages", lambda *_: valid)
+    monkeypatch.setattr(member.log, "get_world", lambda place: World(0))
+    monkeypatch.setattr(member.log, "send", lambda message, **_: None)
+    consumer._work()
+    assert tried == [False]
+    # Now nothing of it is processed here any more.
+    assert member._try_to_claim(shared)
 
 
 @pytest.mark.parametrize("end", ["refused", "absent", "not claimed"])
