@@ -11,5 +11,8 @@
 | `log_bytes_an_hour_100_partitions` | what a log grows by on the broker's disk, at the default interval |
 | `consume_vs_group` | records of our consumer at least once, times those of a group's member that gives the same records to the same handler in the thread that polls |
 | `consume_vs_group_messages` | the same, while that handler gets Kafka's own messages |
-| `at_most_once_records_s_batch_…` | records with batches of so many, and beside it what the log has grown by for each record |
+| `at_most_once_records_s_batch_…` | records with batches of so many |
+| `coordination_messages_per_record_batch_…` | records that the log has grown by meanwhile, for each record that was handled |
+
+`failures` names each measure that has failed, and each figure that is out of its bounds: see `bounds.py`.
 """  # noqa: E501
