@@ -215,6 +215,44 @@ def logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
     return found
 
 
+mostly = st.sampled_from([True, True, True, False])
+
+
+@st.composite
+def pauses(
+    draw: st.DrawFn, offset: int, holder: tuple[Sender, int] | None
+) -> list[Message]:
+    """Draw what is said of a partition while its group is paused, and behind that.
+
+    Mostly the run that pauses the group claims the partition, and sets its position.
+
+    Args:
+        offset: of the first record.
+        holder: who may hold the partition, and by which claim.
+    """
+    pauser, other = draw(senders), draw(senders)
+    if holder is not None:
+        pauser = pauser._replace(group_id=holder[0].group_id)
+    if draw(mostly):
+        other = pauser._replace(instance_id=draw(st.sampled_from(["1", "2"])))
+    shared = Shared(pauser.group_id, *HERE[0])
+    said: list[Message] = [
+        ReleaseGroup(pauser, START_MS + draw(st.sampled_from([900, 9_000, 9_000])))
+    ]
+    if holder is not None and draw(mostly):
+        said.append(ReleasingPartition(holder[0], shared, holder[1], draw(positions)))
+    if draw(mostly):
+        said.append(ClaimingPartition(other, shared, 100))
+    if not draw(mostly):
+        said.append(ReleaseGroup(pauser, START_MS + draw(st.integers(0, 900))))
+    claim = offset + len(said)
+    said.append(ClaimingPartition(pauser, shared, 100))
+    if draw(mostly):
+        said.append(Heartbeat(pauser, shared, claim, draw(positions)))
+    said.append(ReleasingPartition(pauser, shared, claim, draw(positions)))
+    return said
+
+
 @st.composite
 def living_logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
     """Draw a log in which most records are about the last claim of a partition."""
@@ -249,6 +287,10 @@ def living_logs(draw: st.DrawFn) -> list[tuple[int, int, bytes]]:
             ]
             message = draw(st.sampled_from(choices))
             found.append((len(found), time, encode(message, PLACES)))
+        if draw(st.booleans()):
+            for message in draw(pauses(len(found), last.get(shared))):
+                time += draw(times)
+                found.append((len(found), time, encode(message, PLACES)))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from jobs_lib.coordination.messages import (
     ClaimingMessages,
+    ClaimingPartition,
     Heartbeat,
     Message,
     Probe,
+    ReleaseGroup,
     ReleasingPartition,
     Sender,
     Shared,
@@ -22,6 +24,7 @@ from jobs_lib.coordination.messages import (
 )
 from jobs_lib.coordination.snapshots import Collector
 from jobs_lib.coordination.world import Entry, Outcome, World, find_digest
+from tests.coordination.agreement import compare
 from tests.coordination.listener import Listener, Snapshots, begin, find_interval, parse
 from tests.coordination.logs import PLACES, all_logs, broken, values
 
@@ -39,23 +42,6 @@ def read(log: Records, world: World | None = None) -> World:
     for record in log:
         world.apply(*record)
     return world
-
-
-def compare(world: World, listener: Listener) -> None:
-    """Compare what the library and the other reader know."""
-    assert world.now_ms == listener.time
-    assert world.partitions == listener.n
-    assert {
-        (*shared,): entry.position for shared, entry in world.entries.items()
-    } == listener.positions
-    assert {
-        (*shared,): (entry.holding[:2], *entry.holding[2:])
-        for shared, entry in world.entries.items()
-        if entry.holding is not None
-    } == {about: tuple(one.values()) for about, one in listener.holders.items()}
-    assert {
-        group: (pause[0], pause[1:]) for group, pause in world.pauses.items()
-    } == listener.pauses
 
 
 @pytest.mark.guarantee("M2", "M4", "I31")
@@ -269,6 +255,97 @@ def test_a_wrong_fold_is_found(wrong):
         return False
 
     find(all_logs, breaks, settings=WRONG)
+
+
+class PausesForAll(World):
+    """All instances of the client that pauses a group may claim, and set positions."""
+
+    def has_paused(self, sender: Sender) -> bool:
+        pause = self.pauses.get(sender.group_id)
+        if pause is None:
+            return False
+        return super().has_paused(sender._replace(instance_id=pause.instance_id))
+
+
+class KeepsRights(World):
+    """Who has paused a group may set its positions when the pause is over, too."""
+
+    def has_paused(self, sender: Sender) -> bool:
+        pause = self.pauses.get(sender.group_id)
+        return pause is not None and sender[1:] == pause[1:]
+
+
+class LongestPause(World):
+    """A pause does not end before its time."""
+
+    def _pause(self, message: ReleaseGroup) -> Outcome:
+        before = self.pauses.get(message.sender.group_id)
+        if before is not None and before.until_ms > message.msg_expire_time:
+            return Outcome.VALID
+        return super()._pause(message)
+
+
+class NoRestart(World):
+    """A client that restarts waits as long as all others."""
+
+    def judge(self, sender: Sender, shared: Shared) -> Outcome:
+        holding = self.find(shared).holding
+        if holding is not None and holding.client_id == sender.client_id:
+            sender = sender._replace(client_id="z")
+        return super().judge(sender, shared)
+
+
+@pytest.mark.guarantee("I40", "M4")
+@pytest.mark.parametrize("wrong", [PausesForAll, KeepsRights, LongestPause, NoRestart])
+def test_the_reader_written_from_the_page_tells_a_wrong_fold(wrong):
+    def disagree(log: Records) -> bool:
+        world, listener = wrong(0), Listener(0)
+        try:
+            for record in log:
+                world.apply(*record)
+                listener.hear(*record)
+                compare(world, listener)
+        except AssertionError:
+            return True
+        return False
+
+    find(all_logs, disagree, settings=WRONG)
+
+
+def name_right(
+    world: World, message: Message, outcome: Outcome, before: Entry
+) -> str | None:
+    """Name the rule of a pause that a record has met, if it has met one."""
+    is_pausing = world.has_paused(message.sender)
+    if isinstance(message, ClaimingPartition):
+        pause = world.pauses.get(message.sender.group_id)
+        is_of_pauser = pause is not None and pause[1] == message.sender[1]
+        if outcome is Outcome.VALID and is_pausing:
+            return "the run that pauses claims"
+        if outcome is Outcome.PAUSED and is_of_pauser:
+            return "another run of its client claims in vain"
+    elif isinstance(message, ReleasingPartition) and is_pausing:
+        position = world.find(message.shared).position
+        if outcome is Outcome.VALID and (position or 0) < (before.position or 0):
+            return "the run that pauses sets a position back"
+    return None
+
+
+@pytest.mark.guarantee("M19", "M20")
+def test_random_logs_reach_what_a_run_may_do_while_it_pauses_a_group():
+    def reach(log: Records) -> bool:
+        world = World(0)
+        reached: set[str | None] = set()
+        for record in log:
+            decoded, entries = decode(record[2]), dict(world.entries)
+            outcome = world.apply(*record)
+            if not isinstance(decoded, Unreadable):
+                shared: Any = getattr(decoded[1], "shared", None)
+                before = entries.get(shared, Entry())
+                reached.add(name_right(world, decoded[1], outcome, before))
+        return len(reached - {None}) == 3
+
+    find(all_logs, reach, settings=WRONG)
 
 
 @pytest.mark.guarantee("I40", "I31")

@@ -25,6 +25,8 @@ from jobs_lib.coordination.messages import (
     find_place,
 )
 from jobs_lib.coordination.world import Outcome, World
+from tests.coordination.agreement import compare
+from tests.coordination.listener import Listener
 
 ANN = Sender("shop.mailer", "ann", "1")
 ANN_AGAIN = Sender("shop.mailer", "ann", "2")
@@ -40,16 +42,28 @@ senders = st.builds(Sender, names, names, names)
 
 
 class Log:
-    """A log of one partition, whose records are folded as they come."""
+    """A log of one partition, whose records are folded as they come.
+
+    A reader written from the page alone agrees about each of them.
+    """
 
     def __init__(self) -> None:
         self.world = World(0)
+        self.listener = Listener(0)
         self.time = 1_000_000
 
     def send(self, message: Message, after: int = 0) -> Outcome:
         """Append a record, some milliseconds after the one before."""
+        return self.append(encode(message, 1), after)
+
+    def append(self, value: bytes, after: int = 0) -> Outcome:
+        """Append what may be no message."""
         self.time += after
-        return self.world.apply(self.world.next_offset, self.time, encode(message, 1))
+        record = self.world.next_offset, self.time, value
+        outcome = self.world.apply(*record)
+        self.listener.hear(*record)
+        compare(self.world, self.listener)
+        return outcome
 
     def claim(self, sender: Sender, after: int = 0, shared: Shared = MAIL) -> Outcome:
         """Claim a partition with an interval of a second."""
@@ -99,8 +113,8 @@ def test_an_unknown_type_moves_the_time_alone():
     log.hold(ANN, 5)
     before = dict(log.world.entries)
     value = encode(Probe(ANN), 1).replace(b"Probe", b"Later")
-    assert log.world.apply(2, log.time + 7, value) is Outcome.UNREADABLE
-    assert (log.world.now_ms, log.world.next_offset) == (log.time + 7, 3)
+    assert log.append(value, after=7) is Outcome.UNREADABLE
+    assert (log.world.now_ms, log.world.next_offset) == (log.time, 3)
     assert log.world.entries == before
 
 
@@ -203,6 +217,21 @@ def test_who_pauses_a_group_sets_its_position_and_nobody_else_claims():
     assert log.world.find(MAIL).position == 2
     assert log.claim(ANN, after=10 * SECOND - 1) is Outcome.PAUSED
     assert log.claim(ANN, after=1) is Outcome.VALID
+
+
+@pytest.mark.guarantee("M19", "M20")
+def test_a_pause_is_that_of_one_run_and_its_rights_end_with_it():
+    log = Log()
+    ben_again = BEN._replace(instance_id="2")
+    log.send(ReleaseGroup(BEN, log.time + 10 * SECOND))
+    assert log.claim(ben_again) is Outcome.PAUSED
+    claim = log.hold(BEN, 5)
+    # The last one counts, also if it is the shorter one.
+    log.send(ReleaseGroup(BEN, log.time + SECOND))
+    release = ReleasingPartition(BEN, MAIL, claim, 4)
+    assert log.send(release, after=SECOND) is Outcome.VALID
+    assert log.world.find(MAIL).position == 5
+    assert log.claim(ANN) is Outcome.VALID
 
 
 @pytest.mark.guarantee("M23")
