@@ -546,9 +546,11 @@ class Log:
     def _ask_for_snapshot(self, place: Place) -> None:
         """Ask those who know more. If nobody answers, nobody is left who does."""
         asked = place.asked
+        # Each of them asks: other runs of the client take one that does not for a sign
+        # that this run has begun.
+        probe = Probe(self.prober, wants_snapshot=True)
         if asked is None or asked.error is not None:
             place.asked_ms = None
-            probe = Probe(self.prober, wants_snapshot=True)
             place.asked = self.send(probe, place=place.number, then=place.note_asked)
         elif place.asked_ms is not None and not place.has_guessed:
             waited = place.world.now_ms - place.asked_ms
@@ -556,8 +558,8 @@ class Log:
                 place.has_guessed = True
                 # If it is not in the log, those who know more were cut off, too.
                 self._write_snapshot(place, place.ask_again)
-            else:
-                self.probe([place.number], self.interval / 3)
+            elif place.note_probe(self.interval / 3):
+                self.send(probe, place=place.number)
 
     def _forget(self, why: Exception) -> None:
         """Forget all worlds, and tell so."""

@@ -52,7 +52,12 @@ class Runs:
         return any(until is not None for until in self._later.values())
 
     def note_probe(
-        self, instance_id: str, now_ms: int, interval_ms: int | None
+        self,
+        instance_id: str,
+        now_ms: int,
+        interval_ms: int | None,
+        *,
+        is_asking: bool = False,
     ) -> None:
         """Note a probe of the client in its home, in the order of the log.
 
@@ -60,7 +65,11 @@ class Runs:
             instance_id: the run that has sent it.
             now_ms: the time of the log there.
             interval_ms: for how long the run waits for an answer, if it begins.
+            is_asking: whether it wants a snapshot. A run may ask for one before it
+                begins. So that says nothing, also of a run that has begun.
         """
+        if is_asking:
+            return
         if now_ms < self._read_ms:
             return  # The log is read anew.
         self._read_ms = now_ms

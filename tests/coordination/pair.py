@@ -1,9 +1,9 @@
 """A small system of two runs of one client, which run `runs.py`, as states and steps.
 
 The earlier run has begun and may hold a partition, or has lost it by now. It may stand
-still at any step, and so may the later one, which is begun at any time. There are two
-places of the log: the client's home, and that of the partition. Nobody knows the order
-of their records.
+still at any step, and so may the later one, which is begun at any time. Or none has
+begun, and each may ask for a snapshot before it does. There are two places of the log:
+the client's home, and that of the partition. Nobody knows the order of their records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERVAL = 1
 ANOTHER = 2
 """Another client, which may take what is stale."""
 NOT_BEGUN, AT_WORK, ENDED = range(3)
-BEGIN, LIVE = range(2)
+BEGIN, LIVE, ASK = range(3)
 CLAIM, BEAT, REFUSED = range(3)
 
 
@@ -65,13 +65,18 @@ class Pair:
     part: int = 4
     holder: int = 0
     """Who holds the partition at first."""
+    asks: bool = False
+    """Whether no run has begun at first, and each may ask for a snapshot before."""
     _known: dict[object, tuple[Verdict, bool, bool]] = field(default_factory=dict)
 
     def begin(self) -> State:
-        """The earlier run has begun, and somebody holds the partition."""
+        """Somebody holds the partition, and the earlier run has begun, if it has."""
         first = Record(0, BEGIN, 0)
         claim = Record(self.holder, CLAIM, 0)
-        return State(0, (first,), (claim,), (Run(AT_WORK, 1, 1), Run(NOT_BEGUN, 0, 0)))
+        later = Run(NOT_BEGUN, 0, 0)
+        if self.asks:
+            return State(0, (), (claim,), (later, later))
+        return State(0, (first,), (claim,), (Run(AT_WORK, 1, 1), later))
 
     def is_done(self, state: State) -> bool:
         """Whether one of the two has ended."""
@@ -87,8 +92,12 @@ class Pair:
         for number, run in enumerate(state.runs):
             if run.phase == NOT_BEGUN:
                 # It reads both places to their ends first.
-                begun = Run(AT_WORK, len(state.home), len(state.part), (BEGIN,))
+                sent = (*run.home_sent, BEGIN)
+                begun = Run(AT_WORK, len(state.home), len(state.part), sent)
                 yield "begin", self._put(state, number, begun)
+                if self.asks and not run.home_sent and not has_sent(state, number):
+                    asking = run._replace(home_sent=(ASK,))
+                    yield "ask for a snapshot", self._put(state, number, asking)
             yield from self._append(state, number)
             if run.phase == AT_WORK:
                 yield from self._read(state, number)
@@ -154,9 +163,11 @@ class Pair:
 
     def _is_settled(self, state: State) -> bool:
         """Whether both have read all, an answer too, and none of them will end."""
-        homes = [record.run for record in state.home]
-        is_answered = 1 in homes and 0 in homes[homes.index(1) :]
-        return is_answered and all(
+        homes = [record.run for record in state.home if record.kind != ASK]
+        order = list(dict.fromkeys(homes))
+        if len(order) < 2 or order[0] not in homes[homes.index(order[1]) :]:
+            return False
+        return all(
             one.phase == AT_WORK
             and one.home_read == len(state.home)
             and one.part_read == len(state.part)
@@ -172,19 +183,25 @@ class Pair:
             runs = self.rules(str(number), INTERVAL)
             for one in home:
                 told = INTERVAL if one.kind == BEGIN else None
-                runs.note_probe(str(one.run), one.time, told)
+                asking = one.kind == ASK
+                runs.note_probe(str(one.run), one.time, told, is_asking=asking)
             for at, record in enumerate(part):
                 if at == 0 or record.kind != CLAIM or record.run == ANOTHER:
                     continue
                 if (holder := find_holder(part[:at])) != ANOTHER:
                     runs.note_claim(str(record.run), str(holder))
-            begun = any(one.run == number for one in home)
+            begun = any(one.run == number and one.kind != ASK for one in home)
             self._known[key] = runs.judge(is_claiming=claims), runs.owes_answer, begun
         return self._known[key]
 
     def _put(self, state: State, number: int, run: Run) -> State:
         runs = (run, state.runs[1]) if number == 0 else (state.runs[0], run)
         return state._replace(runs=runs)
+
+
+def has_sent(state: State, number: int) -> bool:
+    """Whether something of a run is in the home."""
+    return any(one.run == number for one in state.home)
 
 
 def find_holder(part: tuple[Record, ...]) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.member import Member
 from jobs_lib.coordination.messages import Probe, Sender
+from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.runs import Runs, Verdict
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.settings import Settings
@@ -169,9 +173,14 @@ class NeverTooLate(Runs):
     """What an earlier run says counts for good."""
 
     def note_probe(
-        self, instance_id: str, now_ms: int, interval_ms: int | None
+        self,
+        instance_id: str,
+        now_ms: int,
+        interval_ms: int | None,
+        *,
+        is_asking: bool = False,
     ) -> None:
-        super().note_probe(instance_id, now_ms, interval_ms)
+        super().note_probe(instance_id, now_ms, interval_ms, is_asking=is_asking)
         if self._until_ms is not None:
             self._until_ms = math.inf  # type: ignore[assignment]
 
@@ -215,6 +224,61 @@ def test_one_of_two_runs_goes_on_also_if_another_client_takes_the_partition():
     assert found.broken is None, str(found)
     assert found.states > 400_000
     assert found.steps.keys() == STEPS
+
+
+@pytest.mark.guarantee("M11")
+def test_each_probe_of_a_run_that_waits_for_a_snapshot_wants_one():
+    # It has not begun: another one would say that it is at work.
+    settings = Settings(kafka_bootstrap_servers="127.0.0.1:1")
+    log = Log(settings, "log", Sender("shop.mailer", "ann", "mine"))
+    place = Place(0, 0, 0)
+    sent: list[Any] = []
+    log._places, log.partitions = [place], 1
+    log._writer = Mock(send=lambda one, *_: sent.append(one))
+    log._ask_for_snapshot(place)
+    place.note_asked(sent[0])
+    place._moved_at = -math.inf
+    log._ask_for_snapshot(place)
+    assert [one.message.wants_snapshot for one in sent] == [True, True]
+
+
+class AskingCounts(Runs):
+    """A run that asks for a snapshot says that it is at work."""
+
+    def note_probe(
+        self,
+        instance_id: str,
+        now_ms: int,
+        interval_ms: int | None,
+        *,
+        is_asking: bool = False,
+    ) -> None:
+        del is_asking
+        super().note_probe(instance_id, now_ms, interval_ms)
+
+
+@pytest.mark.guarantee("M11", "FK18", "I40")
+@pytest.mark.parametrize(
+    ("rules", "broken"), [(Runs, None), (AskingCounts, "both runs have ended")]
+)
+def test_of_two_runs_that_ask_for_a_snapshot_before_they_begin_one_goes_on(
+    rules, broken
+):
+    pair = Pair(rules=rules, time=0, home=5, part=1, holder=ANOTHER, asks=True)
+    found = search(pair, crashes=frozenset(), most=100_000)
+    assert found.broken == broken, str(found)
+    assert found.states > 30_000 or broken
+    assert "ask for a snapshot" in found.steps
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.guarantee("M11", "FK18")
+def test_of_two_runs_that_ask_for_a_snapshot_one_goes_on_also_if_answers_come_late():
+    pair = Pair(time=1, home=5, part=1, holder=ANOTHER, asks=True)
+    found = search(pair, crashes=frozenset(), most=300_000)
+    assert found.broken is None, str(found)
+    assert found.states > 200_000
 
 
 class AlwaysReplaced(Runs):
