@@ -78,6 +78,8 @@ class Members:
     """Whether a member reads a record back before it sends one about any partition."""
     crashes: int = 0
     """How many processes are killed at most."""
+    restates: bool = True
+    """Whether what says a rule again is checked, beside the harm if it is broken."""
     rules: Rules = REAL
     _numbers: Numbers = field(default_factory=Numbers)
     _folded: dict[Any, Any] = field(default_factory=dict)
@@ -108,7 +110,7 @@ class Members:
 
     def step(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield all that can happen next."""
-        yield "time passes", self._pass_time(state)
+        yield from self._pass_time(state)
         seen = set()
         for at, client in enumerate(state.clients):
             if client in seen:
@@ -134,7 +136,7 @@ class Members:
 
     # Time
 
-    def _pass_time(self, state: State) -> State:
+    def _pass_time(self, state: State) -> Iterator[tuple[str, State]]:
         """Time passes for all. The log notices it with the next record.
 
         Nobody asks the world before a record is appended, so that the time of the log
@@ -152,7 +154,7 @@ class Members:
             ]
             for one in state.clients
         ]
-        return freeze(state, clients)
+        yield "time passes", freeze(state, clients)
 
     def _age_part(self, part: Part) -> Part:
         sent = part.sent
@@ -322,7 +324,8 @@ class Members:
             after.phase is Phase.CONFIRMING
             and not self.rules.reads_first_heartbeat_back
         ):
-            after = Hold(Phase.HELD, after.claim)
+            # It begins as soon as it has read its claim back, however old that is.
+            after, part = Hold(Phase.HELD, after.claim), part._replace(sent=0)
         if after.phase is Phase.FREE:
             part = self.no_part._replace(
                 busy=part.busy, claim=part.claim, age=part.age, confirmed=part.confirmed
@@ -331,7 +334,8 @@ class Members:
             part = part._replace(hold=self._numbers.of(after))
         if after.phase is Phase.HELD:
             begins = hold.phase is not Phase.HELD
-            if begins and not (valid and type(message) is Heartbeat):
+            is_told = valid and type(message) is Heartbeat
+            if self.restates and begins and not is_told:
                 raise BrokenError("a partition is held without a heartbeat")
             if begins or back.outcome is Outcome.NOT_NEXT:
                 part = part._replace(next=back.position)
@@ -394,8 +398,9 @@ class Members:
                 0, part.sent, self.interval
             ):
                 return
-            if part.claim == NONE or part.claim != hold.claim:
+            if self.restates and (part.claim == NONE or part.claim != hold.claim):
                 raise BrokenError("a batch begins though the partition is lost")
+            self._check_begin(state, part, partition)
             begun = part._replace(busy=record)
             yield "begin a batch", state.done, replace_part(run, begun, partition)
 
@@ -456,6 +461,14 @@ class Members:
                 raise BrokenError("a partition is taken from a holder that may live")
         elif relation != NONE and (holding is None or holding[:2] != (relation, claim)):
             raise BrokenError("a holder loses its partition")
+
+    def _check_begin(self, state: State, part: Part, partition: int) -> None:
+        """Check that nobody begins a batch while one of another holder goes on."""
+        runs = [list(one.runs) for one in state.clients]
+        if part.claim != NONE or (holder := find_holder(runs, partition)) is None:
+            return
+        if runs[holder[0]][holder[1]].parts[partition].busy != NONE:
+            raise BrokenError("a batch begins beside one of the holder")
 
     def _check_position(self, state: State, message: AboutPartition, told: int) -> None:
         partition = message.shared.partition

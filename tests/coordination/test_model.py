@@ -155,3 +155,15 @@ def test_a_wrong_rule_is_found(name):
     found = search(members, crashes=CRASHES, most=100_000)
     print(f"{name}: {found}")
     assert found.broken == broken
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [Rules(reads_claim_back=False), Rules(reads_first_heartbeat_back=False)],
+    ids=["no second read", "the first heartbeat is not read back"],
+)
+@pytest.mark.guarantee("I40", "M8")
+def test_who_begins_too_early_processes_records_beside_their_holder(rules):
+    members = Members((1, 1), rules=rules, restates=False)
+    found = search(members, crashes=CRASHES, most=100_000)
+    assert found.broken == "a batch begins beside one of the holder"
