@@ -178,26 +178,24 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     # pytest loads this package in each of its runs: it loads nothing more by itself.
+    from jobs_lib.extras import explain_missing, require_driver
     from jobs_lib.lazy import import_name
 
     try:
-        if name == "App" and not _finds_libpq():
-            importlib.import_module("psycopg")  # fails, and says where it has looked
+        # An app loads psycopg itself when it connects, which may be much later.
+        if name == "App":
+            require_driver()
+            if not _finds_libpq():
+                importlib.import_module("psycopg")  # fails: says where it has looked
         return import_name(__name__, _MODULES, name)
     except ImportError as error:
-        if "no pq wrapper" in str(error):
-            error.add_note(
-                "libpq is missing: pip install 'jobs-lib[binary]' brings one, or "
-                "install it on the system (Debian: libpq5)"
-            )
+        if told := explain_missing(error):
+            error.add_note(told)
         raise
 
 
 def _finds_libpq() -> bool:
-    """Check that psycopg will find libpq, when the app is imported.
-
-    An app loads psycopg itself when it connects, which may be much later.
-    """
+    """Check that psycopg will find libpq, when the app is imported."""
     from importlib.util import find_spec
 
     if find_spec("psycopg_c") or find_spec("psycopg_binary"):

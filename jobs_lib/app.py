@@ -24,6 +24,7 @@ from jobs_lib.declaring.models import find_model, refuse_other_keys
 from jobs_lib.declaring.names import check_name, check_topic_name
 from jobs_lib.declaring.transactions import check_apart
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.extras import require_driver
 from jobs_lib.jobs.enqueue import Enqueuer
 from jobs_lib.naming import check_once, check_told_once, check_unjoined, name_in_kafka
 
@@ -325,8 +326,10 @@ def load_app(path: str) -> App:
     """The app at ``module:attribute``, looked up from the working folder too.
 
     Raises:
-        ConfigurationError: there is no such module or attribute, or it is no App.
+        ConfigurationError: there is no such module or attribute, it is no App, or no
+            database driver is installed.
     """
+    require_driver()
     module_name, colon, attribute = path.partition(":")
     # A relative module has no package here that it could be relative to.
     if not colon or not module_name or not attribute or path.startswith("."):

@@ -29,7 +29,9 @@ FOLDER = "jobs_lib_packed"
 ARCHIVES, PATH = "spark.archives", "spark.executorEnv.PYTHONPATH"
 _FACTS = "jobs_lib_packed.json"
 _OURS = ("jobs_lib", "spark_bridge")
-_NEEDED = ("jobs-lib", "numpy", "pandas", "pyarrow")
+_OF_THE_DATABASE = ("alembic", "psycopg", "psycopg-pool", "sqlalchemy")
+_NEEDED = ("jobs-lib", *_OF_THE_DATABASE, "numpy", "pandas", "pyarrow")
+"""What `jobs-lib[spark]` installs, but for Spark itself: the cluster has that."""
 _IF_THERE = ("fastavro", "psycopg-binary", "psycopg-c")
 _LEFT_OUT = {"__pycache__", "tests", "include"}
 _NAME = re.compile(r"[\w.-]+")

@@ -10,6 +10,7 @@ import click
 from jobs_lib import __version__
 from jobs_lib.cli.options import app_argument, log_options, processes_option
 from jobs_lib.errors import JobsError
+from jobs_lib.extras import explain_missing
 from jobs_lib.masking import plain_lines, trace
 from jobs_lib.reasons import count_bytes, explain_foreign
 from jobs_lib.telemetry import logger
@@ -250,6 +251,8 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, UnicodeEncodeError):
         odd = [word for word in sys.argv[1:] if count_bytes(word) < 0]
         return f"the argument {odd[0]!a} is not UTF-8: write it so" if odd else None
+    if isinstance(error, ImportError):
+        return explain_missing(error)
     # Commands that need no database do not load its driver.
     driver: Any = sys.modules.get("psycopg")
     # Migrations get the driver's error wrapped in one of SQLAlchemy.

@@ -6,6 +6,7 @@ They need the extra ``web``: ``pip install 'jobs-lib[web]'``.
 from __future__ import annotations
 
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.extras import require_driver
 
 try:
     import starlette
@@ -14,6 +15,7 @@ except ImportError:
         "the web apps need Starlette: pip install 'jobs-lib[web]'"
     ) from None
 else:
+    require_driver()
     del starlette
 
 from jobs_lib.web.reexports import reexports

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 
 import pytest
 
@@ -61,3 +62,13 @@ def test_a_page_imports_only_what_is_public(page):
     for module, name in find_imports(page):
         whole = f"{module}.{name}"
         assert name in public.get(module, set()) or whole in public, whole
+
+
+def test_the_page_lists_all_extras():
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    table = text.split("<!-- extras -->")[1].split("<!-- /extras -->")[0]
+    with (ROOT / "pyproject.toml").open("rb") as opened:
+        extras = tomllib.load(opened)["project"]["optional-dependencies"]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    # That one is for this project's own tests.
+    assert {*listed} == extras.keys() - {"dev"}

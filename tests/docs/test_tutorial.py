@@ -118,15 +118,6 @@ def find_ports() -> dict[str, int]:
 
 
 @pytest.fixture
-def wheel(tmp_path) -> Path:
-    """The wheel of this checkout."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path]
-    subprocess.run([*build, ROOT], check=True)
-    (built,) = tmp_path.glob("jobs_lib-*.whl")
-    return Path(built)
-
-
-@pytest.fixture
 def folder(tmp_path) -> Path:
     """An empty folder."""
     folder = tmp_path / "work"

@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("binary", "avro", "django", "otel", "metrics", "devstack", "testing", "web")
+OURS = "jobs-lib[postgres]"
+"""What all of these include."""
 WANTED = f"{ROOT}[{','.join(EXTRAS)}]"
 #: The tests below also need these, in any version that fits the others.
 TOOLS = ["hatchling", "hypothesis", "pytest-randomly", "pytest-timeout", "pytest-xdist"]
@@ -77,10 +79,12 @@ def lowest() -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     wanted = list(project["dependencies"])
-    for extra in EXTRAS:
+    for extra in ("postgres", *EXTRAS):
         wanted += project["optional-dependencies"][extra]
     found: dict[str, str] = {}
     for requirement in wanted:
+        if requirement == OURS:
+            continue
         match = REQUIREMENT.match(requirement)
         assert match, f"{requirement} has no lowest version"
         # If several entries name a package, such as those of an extra, the highest

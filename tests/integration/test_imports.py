@@ -109,7 +109,23 @@ import sys
 
 sys.modules["psycopg_binary"] = sys.modules["psycopg_c"] = None
 ctypes.util.find_library = lambda name: None
-from jobs_lib import App
+"""
+
+WITHOUT_DRIVERS = """
+import sys
+
+for name in ("psycopg", "psycopg_pool", "sqlalchemy", "alembic"):
+    sys.modules[name] = None
+"""
+NEEDS = "jobs_lib needs {}: pip install 'jobs-lib[postgres]', or 'jobs-lib[binary]' "
+NEEDS += "with a libpq"
+
+COMMAND = """
+import sys
+from jobs_lib.cli.main import main
+
+sys.argv[0] = "jobs-lib"
+main()
 """
 
 
@@ -137,10 +153,89 @@ def test_a_module_that_only_declares_loads_no_driver_and_no_settings():
 
 
 def test_importing_an_app_without_libpq_names_the_package_to_install():
-    done = run("-c", WITHOUT_LIBPQ)
+    done = run("-c", WITHOUT_LIBPQ + "from jobs_lib import App")
     assert done.returncode == 1
     assert "no pq wrapper" in done.stderr
     assert "libpq is missing: pip install 'jobs-lib[binary]'" in done.stderr
+
+
+def test_a_command_without_libpq_names_the_package_in_one_line():
+    done = run("-c", WITHOUT_LIBPQ + COMMAND, "migrate")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: libpq is missing: pip install 'jobs-lib[bin")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("import jobs_lib; jobs_lib.App('shop')", "from jobs_lib import Service"),
+        *("from jobs_lib import migrate", "from jobs_lib import capture_changes"),
+        *("from jobs_lib.testing import Jobs", "from jobs_lib.web import reexports"),
+        "from jobs_lib.operating import explain",
+    ],
+)
+def test_what_needs_a_database_without_a_driver_says_what_to_install(code):
+    done = run("-c", WITHOUT_DRIVERS + code)
+    assert done.returncode == 1
+    told = NEEDS.format("psycopg")
+    (*_, last) = done.stderr.splitlines()
+    assert last == f"jobs_lib.errors.ConfigurationError: {told}"
+    assert done.stderr.count("Traceback") == 1
+
+
+APP = """
+import psycopg
+from jobs_lib import App
+
+app = App("shop")
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["migrate"], ["migrate", "--sql"], ["run", "shop:app"]),
+        *(["executor", "shop:app"], ["topics", "plan", "shop:app"]),
+        *(["jobs", "list"], ["grants", "executor"], ["reexport", "status"]),
+    ],
+    ids=" ".join,
+)
+def test_a_command_without_a_driver_says_what_to_install_in_one_line(tmp_path, words):
+    (tmp_path / "shop.py").write_text(APP)
+    done = run("-c", WITHOUT_DRIVERS + COMMAND, *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == f"error: {NEEDS.format('psycopg')}\n"
+    assert not done.stdout
+
+
+def test_the_pool_alone_may_be_missing(tmp_path):
+    code = "import sys; sys.modules['psycopg_pool'] = None\n"
+    done = run("-c", code + "import psycopg; from jobs_lib import App")
+    assert done.stderr.splitlines()[-1].endswith(NEEDS.format("psycopg_pool"))
+    done = run("-c", code + COMMAND, "run", "shop:app", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert NEEDS.format("psycopg_pool") in done.stderr
+
+
+# A whole environment may name a database that this process has nothing to do with.
+SHARED = """
+from jobs_lib import ConfigurationError, Settings
+from jobs_lib.coordination import Consumer, Member
+
+assert Settings(database_url="postgresql://u:p@h:1/d").database_url
+"""
+
+
+def test_without_a_driver_coordination_and_the_list_of_commands_work():
+    done = run("-c", WITHOUT_DRIVERS + SHARED)
+    assert done.returncode == 0, done.stderr
+    for words in (["--help"], ["coordination", "show", "--help"], ["run", "--help"]):
+        done = run("-c", WITHOUT_DRIVERS + COMMAND, *words)
+        assert done.returncode == 0, done.stderr
+    done = run("-c", WITHOUT_DRIVERS + COMMAND, "coordination", "show")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no Kafka broker is set")
 
 
 def test_a_program_that_only_enqueues_and_sends_loads_no_kafka_client(database_url):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 from jobs_lib.cli.pack import pack as command
 from jobs_lib.errors import ReexportError
 from spark_bridge import pack
+from tests.support.pages import ROOT
 
 BARE = Path(sys.base_prefix, "bin", "python3")
 """The Python below the virtual environment, which has no packages of ours."""
@@ -212,3 +215,13 @@ def test_a_package_that_is_missing_here_is_named(tmp_path, monkeypatch):
     with pytest.raises(ReexportError, match="absent-package"):
         pack.pack(tmp_path / "a.tar.gz")
     assert not [*tmp_path.iterdir()]
+
+
+def test_all_that_the_extra_installs_is_packed():
+    with (ROOT / "pyproject.toml").open("rb") as opened:
+        extras = tomllib.load(opened)["project"]["optional-dependencies"]
+    assert "jobs-lib[postgres]" in extras["spark"]
+    wanted = {
+        re.split(r"[\[<>=]", one)[0] for one in (*extras["postgres"], *extras["spark"])
+    }
+    assert set(pack._NEEDED) == wanted - {"pyspark"}

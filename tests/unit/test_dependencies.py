@@ -12,11 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from jobs_lib import extras
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("jobs_lib", "spark_bridge", "migrations")
 OURS = {"jobs_lib", "spark_bridge"}
 NAMES = {"opentelemetry": "opentelemetry-api"}
 """Packages whose name differs from the name of their module."""
+ALONE = (
+    "jobs_lib/cli/coordination.py",
+    "jobs_lib/coordination/",
+    "jobs_lib/kafka/",
+    "jobs_lib/operating/coordination/",
+)
+"""What works without the extra ``postgres``, which all other files may use."""
 EXTRAS = {
     "jobs_lib/devstack": {"devstack"},
     "jobs_lib/django.py": {"django"},
@@ -29,6 +38,8 @@ EXTRAS = {
     "spark_bridge": {"spark"},
 }
 """The extras that a folder or file may use beyond the required packages."""
+DRIVERS = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy"}
+OF_OURS = re.compile(r"jobs-lib\[([\w,]+)\]")
 
 with (ROOT / "pyproject.toml").open("rb") as opened:
     PROJECT = tomllib.load(opened)["project"]
@@ -38,6 +49,18 @@ def packages(requirements: list[str]) -> set[str]:
     """Return the names of required packages, as an import spells them."""
     found = {re.split(r"[\[<>=!~; ]", one)[0] for one in requirements}
     return {name.lower().replace("-", "_") for name in found}
+
+
+def expand(extra: str) -> set[str]:
+    """Return the packages of an extra, with those of the extras that it includes."""
+    found: set[str] = set()
+    for requirement in PROJECT["optional-dependencies"][extra]:
+        if included := OF_OURS.fullmatch(requirement):
+            for one in included[1].split(","):
+                found |= expand(one)
+        else:
+            found |= packages([requirement])
+    return found
 
 
 def find_imports(source: str) -> set[str]:
@@ -65,10 +88,12 @@ def test_everything_that_is_imported_is_declared(folder):
         if not file.startswith(f"{folder}/"):
             continue
         known = packages(PROJECT["dependencies"])
-        for place, extras in EXTRAS.items():
+        if not file.startswith(ALONE):
+            known |= expand("postgres")
+        for place, used in EXTRAS.items():
             if f"{file}/".startswith(f"{place}/"):
-                for extra in extras:
-                    known |= packages(PROJECT["optional-dependencies"][extra])
+                for extra in used:
+                    known |= expand(extra)
         found = find_imports((ROOT / file).read_text(encoding="utf-8"))
         wanted = {NAMES.get(one, one).replace("-", "_") for one in found}
         if undeclared := wanted - known:
@@ -82,10 +107,31 @@ def test_imports_are_found_inside_functions_too():
     assert find_imports("from . import a\nfrom jobs_lib import App\n") == set()
 
 
-def test_the_library_depends_on_psycopg_without_a_bundled_libpq():
-    of_psycopg = [one for one in PROJECT["dependencies"] if one.startswith("psycopg")]
+def test_an_app_depends_on_psycopg_without_a_bundled_libpq():
+    wanted = PROJECT["optional-dependencies"]["postgres"]
+    of_psycopg = [one for one in wanted if one.startswith("psycopg")]
     assert of_psycopg
     assert not [one for one in of_psycopg if "[" in one or "binary" in one]
+
+
+def test_only_coordination_is_installed_without_a_driver():
+    assert not DRIVERS & packages(PROJECT["dependencies"])
+    assert expand("postgres") == DRIVERS == set(extras.DRIVERS)
+    without = {
+        extra
+        for extra in PROJECT["optional-dependencies"]
+        if not expand(extra) >= DRIVERS
+    }
+    assert without == {"coordination"}
+
+
+def test_the_extra_of_coordination_names_what_its_modules_import():
+    found: set[str] = set()
+    for file in FILES:
+        if file.startswith("jobs_lib/coordination/"):
+            found |= find_imports((ROOT / file).read_text(encoding="utf-8"))
+    assert expand("coordination") == found
+    assert found <= packages(PROJECT["dependencies"])
 
 
 def test_each_package_has_one_lowest_version():
