@@ -68,4 +68,4 @@ def test_the_help_of_a_number_without_bounds_names_no_range():
     assert "--delay SECONDS" in helps["jobs-lib jobs enqueue"]
     faulty = r"None|\[\]"
     assert {path for path, text in helps.items() if re.search(faulty, text)} == set()
-    assert "[0<=x<=3600]" in helps["jobs-lib where"]
+    assert "[0<=x<=2147483646]" in helps["jobs-lib where"]
