@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from jobs_lib import reexport as api
+from jobs_lib.cli import reexport_output
 from jobs_lib.cli.readmodel import _STOPPED, _resync
 from jobs_lib.cli.reexport_output import in_background, show_bar
 from jobs_lib.errors import ReexportError
@@ -57,7 +58,8 @@ def test_a_watch_of_what_was_never_begun_ends_with_the_reason(monkeypatch):
         raise AssertionError("it waits for ever")
 
     monkeypatch.setattr(api, "status", status)
-    monkeypatch.setattr(time, "sleep", sleep)
+    # Other threads of the process sleep as before.
+    monkeypatch.setattr(reexport_output, "time", Mock(sleep=sleep))
     with pytest.raises(ReexportError, match="never re-exported"):
         show_bar(NOBODY, "flight", lambda: True)
 
