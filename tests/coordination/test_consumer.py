@@ -268,6 +268,7 @@ def test_at_most_once_a_batch_whose_claim_was_not_acknowledged_is_handled(
     assert (handler.offsets(), len(given_up), heard[1:]) == ([*range(9)], 3, [])
 
 
+@pytest.mark.expects("loop.failed")  # a busy broker says late where it ends
 @pytest.mark.guarantee("M3")
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 def test_a_new_group_may_begin_at_the_end_and_its_successor_begins_there(
@@ -287,6 +288,7 @@ def test_a_new_group_may_begin_at_the_end_and_its_successor_begins_there(
     assert handler.offsets() == [3, 4]
 
 
+@pytest.mark.expects("loop.failed")  # a busy broker says late where it ends
 @pytest.mark.guarantee("M3", "M6")
 def test_a_new_group_that_begins_at_the_end_claims_its_first_batch_at_once(
     log_topic, topic, publish, consume, open_log, wait_for
