@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psycopg import sql
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from psycopg import sql
 
 
 def quote(identifier: str) -> str:
@@ -27,6 +27,9 @@ def split_table(table: str) -> tuple[str | None, str]:
 
 def identify(table: str) -> sql.Identifier:
     """Name a table in SQL; ``table`` is split by :func:`split_table`."""
+    # The import of an app loads no driver.
+    from psycopg import sql
+
     schema, name = split_table(table)
     return sql.Identifier(name) if schema is None else sql.Identifier(schema, name)
 
