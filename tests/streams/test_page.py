@@ -71,4 +71,4 @@ def test_a_tenant_is_put_and_deleted_as_the_page_says(page, admin, wait_for):
 def test_the_page_names_the_time_of_a_sender():
     text = (ROOT / PAGE).read_text(encoding="utf-8")
     assert once.SECONDS_BESIDE == 2
-    assert "(`JOBS_LIB_PUBLISH_TIMEOUT` and two seconds)" in text
+    assert "time is over: `JOBS_LIB_PUBLISH_TIMEOUT` and two seconds." in text
