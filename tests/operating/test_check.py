@@ -138,7 +138,7 @@ def test_a_fresh_database_is_in_order(database, connect, command):
             "warn",
             "skipped records",
             "^3 skipped in it's/3 .*'shop' since 2026-01-02 .* offset 7: .*Error: 7$",
-            "from offset 7",
+            """`jobs-lib readmodel replay MODULE:APP 'it'"'"'s' --group shop`;""",
         ),
         (
             faults.row_deleted_by_hand,

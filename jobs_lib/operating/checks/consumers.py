@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from jobs_lib.kafka.shared_groups import APART, find_shared
@@ -49,8 +50,9 @@ def check_skipped(target: Target) -> Iterator[Finding]:
             "skipped records",
             f"{number} skipped in {topic}/{partition} of the group {group!r} since "
             f"{_tell(since)}, the first at offset {first}: {error}",
-            f"repair the cause, then `jobs-lib readmodel replay MODULE:APP {topic} "
-            f"--group {group}`; or give them up: delete from "
+            "repair the cause, then `jobs-lib readmodel replay MODULE:APP "
+            f"{shlex.quote(topic)} --group {shlex.quote(group)}`; or give them up: "
+            "delete from "
             f"{quote(target.database.schema)}.skipped where consumer_group = "
             f"{_literal(group)} and topic = {_literal(topic)} and partition = "
             f"{partition}",
