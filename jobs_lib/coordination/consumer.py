@@ -223,7 +223,7 @@ class Consumer:
             part = self._intake.parts.get(shared)
             if part is not None:
                 part.is_leaving = True
-                if part.is_busy:
+                if part is self._intake.turn:
                     return  # It is let go at the end of its turn.
         self._let_go(shared, part)
 
@@ -239,7 +239,7 @@ class Consumer:
             part.is_lost = True
             self._intake.remove(part)
             with self._intake.lock:
-                if not part.is_busy:
+                if part is not self._intake.turn:
                     self._set_aside(part)
 
     def ended(self, error: Exception) -> None:

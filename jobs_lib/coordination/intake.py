@@ -89,7 +89,6 @@ class Intake:
                 part = self._ready.popleft()
                 part.is_queued = False
                 if part.has_work:
-                    part.is_busy = True
                     self.turn = part
                     return part
             return None
@@ -106,7 +105,6 @@ class Intake:
     def end(self, part: Part) -> bool:
         """End the turn of a partition; return whether it is to be let go."""
         with self.lock:
-            part.is_busy = False
             self.turn = None
             self._queue(part)
             return part.is_leaving and not part.is_lost
@@ -176,7 +174,7 @@ class Intake:
 
     def _queue(self, part: Part) -> None:
         """Let a partition wait for its turn, if there is something to do."""
-        if part.is_queued or part.is_busy or not part.has_work:
+        if part.is_queued or part is self.turn or not part.has_work:
             return
         part.is_queued = True
         if part.retry_at > time.monotonic():

@@ -46,8 +46,6 @@ class Part:
         """Whether it stands still until an operator sets its position."""
         self.is_leaving = False
         self.is_lost = False
-        self.is_busy = False
-        """Whether it has its turn."""
         self.is_queued = False
         """Whether it waits for its turn."""
         self.failures = 0

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import types
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from jobs_lib.streams import log
 from jobs_lib.streams import once as once_module
 from jobs_lib.streams.publisher import EventProducer
 from tests.support.apps import heard, make_app, running
+from tests.support.beside import Threads
 from tests.support.groups import Group
 from tests.support.processes.publishers import GROWTH_STEPS
 from tests.support.proxy import Proxy
@@ -40,8 +42,6 @@ QUICK: dict[str, Any] = {"publish_timeout": 3}
 """What is on its way is waited for by this and four seconds."""
 MOVES = next(key for key in KEYS if choose_partition(key, AFTER) >= BEFORE)
 """A key that gets another partition."""
-OLD_PLACE = choose_partition(MOVES, BEFORE)
-"""Its partition before."""
 
 
 @pytest.fixture
@@ -103,33 +103,20 @@ def find_refusal(stream) -> UnavailableError | None:
     return None
 
 
-class Publishers:
+class Publishers(Threads):
     """Threads that publish a sequence of each key, over two apps and in two ways."""
 
     def __init__(self, apps: list[App], name: str, count_seen: Callable[[], int]):
         self.sent = dict.fromkeys(KEYS, 0)
         self.partitions: set[int] = set()
-        self._name = name
         self._count_seen = count_seen
-        self._stop = threading.Event()
         streams = [app.streams[name] for app in apps]
-        self._threads = [
-            threading.Thread(target=self._publish, args=(KEYS[n::4], streams[n % 2], n))
-            for n in range(4)
-        ]
-
-    def __enter__(self) -> Publishers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        super().__init__(
+            partial(self._publish, KEYS[n::4], streams[n % 2], n) for n in range(4)
+        )
 
     def _publish(self, keys: list[str], stream: Any, kind: int) -> None:
-        while not self._stop.wait(0.001):
+        while not self.stopping.wait(0.001):
             if sum(self.sent.values()) - self._count_seen() > BEHIND:
                 continue
             for key in keys:
@@ -273,24 +260,21 @@ def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
     jobs_wait = f"the group '{name}-g.done', which is 1 offsets behind"
     other_waits = f"the group {other.name!r}, which is 1 offsets behind"
     both = "; ".join(sorted([jobs_wait, other_waits]))
+
+    def await_waiting(waits: str) -> None:
+        wait_for(
+            lambda: f"waiting for {waits}" in told,
+            timeout=60,
+            what=lambda: f"it waits for {waits}: {told}",
+        )
+        assert count_partitions(app.settings, name) == BEFORE
+
     with running(app, "consumers", "executor"):
         growing.start()
-        for waits, go_on in (
-            (both, may_end.set),
-            (
-                other_waits,
-                lambda: other.commit(
-                    name, *(partition == OLD_PLACE for partition in range(BEFORE))
-                ),
-            ),
-        ):
-            wait_for(
-                lambda waits=waits: f"waiting for {waits}" in told,
-                timeout=60,
-                what=lambda waits=waits: f"it waits for {waits}: {told}",
-            )
-            assert count_partitions(app.settings, name) == BEFORE
-            go_on()
+        await_waiting(both)
+        may_end.set()
+        await_waiting(other_waits)
+        other.commit_soon(name, {choose_partition(MOVES, BEFORE): 1})
         growing.join()
     assert count_partitions(app.settings, name) == AFTER
     other.close()
