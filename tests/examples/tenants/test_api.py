@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from examples.tenants.tenants import derive_id
@@ -100,6 +101,43 @@ def test_each_tenant_is_registered_once_by_a_provider_that_fails_and_hangs(stage
         "select count(*) from jobs_lib.history where attempt > 1"
     ).pop()
     assert attempts > 0
+
+
+TRACE = """
+    create table traced (place bigint generated always as identity, id text, name text);
+    create function trace() returns trigger language plpgsql as $$ begin
+        insert into traced (id, name) values (new.id, new.name);
+        return null;
+    end $$;
+    create trigger trace after insert or update on tenants_rm
+        for each row execute function trace()
+"""
+"""Each state that the table has had, in its order."""
+
+
+@pytest.mark.guarantee("T9")
+def test_changes_of_a_tenant_that_come_at_once_are_handled_in_the_order_of_events(
+    stage, http
+):
+    with psycopg.connect(stage.database) as connection:
+        connection.execute(TRACE)
+    created = post(http, "order")
+    path, key = created.headers["Location"], created.json()["id"]
+
+    def put(number: int) -> int:
+        form = make_form("order", name=f"name {number}")
+        return int(http.put(path, json=form).status_code)
+
+    with ThreadPoolExecutor(5) as pool:
+        assert {*pool.map(put, range(40))} == {200}
+    stage.await_table()
+    names = [event.json["name"] for event in stage.read_log(key)]
+    assert len(names) == 41
+    had = stage.ask(f"select name from traced where id = '{key}' order by place")
+    # A block writes only the last state.
+    places = [names.index(name) for (name,) in had]
+    assert places == sorted({*places})
+    assert places[-1] == 40
 
 
 WRONG: dict[str, tuple[int, dict[str, Any]]] = {
