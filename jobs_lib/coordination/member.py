@@ -481,12 +481,7 @@ class Member(Holdings):
             return
         if isinstance(message, Probe) and place == self._find_home():
             before = self._runs.owes_answer
-            self._runs.note_probe(
-                sender.instance_id,
-                now_ms,
-                message.interval_ms,
-                is_asking=message.wants_snapshot,
-            )
+            self._runs.note_probe(message, now_ms)
             if self._runs.owes_answer and not before:
                 self._probed_at = -math.inf
                 self._news.set()

@@ -8,6 +8,10 @@ Nothing here knows Kafka, a clock or a thread.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jobs_lib.coordination.messages import Probe
 
 
 class Verdict(StrEnum):
@@ -51,25 +55,17 @@ class Runs:
         """Whether a later run has begun, and this one has not answered yet."""
         return any(until is not None for until in self._later.values())
 
-    def note_probe(
-        self,
-        instance_id: str,
-        now_ms: int,
-        interval_ms: int | None,
-        *,
-        is_asking: bool = False,
-    ) -> None:
+    def note_probe(self, probe: Probe, now_ms: int) -> None:
         """Note a probe of the client in its home, in the order of the log.
 
         Args:
-            instance_id: the run that has sent it.
+            probe: of this run or another one. One that wants a snapshot says nothing,
+                also of a run that has begun: a run may ask for one before it begins.
             now_ms: the time of the log there.
-            interval_ms: for how long the run waits for an answer, if it begins.
-            is_asking: whether it wants a snapshot. A run may ask for one before it
-                begins. So that says nothing, also of a run that has begun.
         """
-        if is_asking:
+        if probe.wants_snapshot:
             return
+        instance_id, interval_ms = probe.sender.instance_id, probe.interval_ms
         if now_ms < self._read_ms:
             return  # The log is read anew.
         self._read_ms = now_ms

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from jobs_lib.coordination.messages import Probe, Sender
 from jobs_lib.coordination.runs import Runs, Verdict
 from tests.coordination.search import BrokenError
 
@@ -182,9 +183,12 @@ class Pair:
         if key not in self._known:
             runs = self.rules(str(number), INTERVAL)
             for one in home:
-                told = INTERVAL if one.kind == BEGIN else None
-                asking = one.kind == ASK
-                runs.note_probe(str(one.run), one.time, told, is_asking=asking)
+                probe = Probe(
+                    Sender("group", "client", str(one.run)),
+                    wants_snapshot=one.kind == ASK,
+                    interval_ms=INTERVAL if one.kind == BEGIN else None,
+                )
+                runs.note_probe(probe, one.time)
             for at, record in enumerate(part):
                 if at == 0 or record.kind != CLAIM or record.run == ANOTHER:
                     continue

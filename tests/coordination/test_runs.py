@@ -26,10 +26,15 @@ STEPS = {
 }  # fmt: skip
 
 
+def probe(instance_id: str, interval_ms: int | None = None) -> Probe:
+    """Make a probe of a run; one with an interval says that the run begins."""
+    return Probe(Sender("shop.mailer", "ann", instance_id), interval_ms=interval_ms)
+
+
 def begin(instance_id="mine", at_ms=5_000) -> Runs:
     """Make a run that has begun."""
     runs = Runs(instance_id, INTERVAL_MS)
-    runs.note_probe(instance_id, at_ms, INTERVAL_MS)
+    runs.note_probe(probe(instance_id, INTERVAL_MS), at_ms)
     return runs
 
 
@@ -51,10 +56,10 @@ def judge(runs) -> Verdict:
 def test_a_run_ends_only_if_an_earlier_one_answers_within_an_interval(at_ms, verdict):
     runs = Runs("mine", INTERVAL_MS)
     # What it said before means nothing.
-    runs.note_probe("earlier", 4_999, None)
-    runs.note_probe("mine", 5_000, INTERVAL_MS)
+    runs.note_probe(probe("earlier"), 4_999)
+    runs.note_probe(probe("mine", INTERVAL_MS), 5_000)
     assert judge(runs) is Verdict.GO_ON
-    runs.note_probe("earlier", at_ms, None)
+    runs.note_probe(probe("earlier"), at_ms)
     assert judge(runs) is verdict
 
 
@@ -66,36 +71,36 @@ def test_a_run_that_answers_too_late_has_been_replaced(at_ms, verdict):
     runs = begin()
     assert not runs.owes_answer
     # The later one has another interval: its own counts, since it is what it waits for.
-    runs.note_probe("later", 7_000, 1_000)
+    runs.note_probe(probe("later", 1_000), 7_000)
     assert (runs.owes_answer, judge(runs)) == (True, Verdict.GO_ON)
-    runs.note_probe("mine", at_ms, None)
+    runs.note_probe(probe("mine"), at_ms)
     assert (runs.owes_answer, judge(runs)) == (False, verdict)
-    runs.note_probe("later", 8_100, 1_000)
+    runs.note_probe(probe("later", 1_000), 8_100)
     assert (runs.owes_answer, judge(runs)) == (False, verdict)
 
 
 def test_of_two_runs_that_begin_together_the_first_in_the_log_goes_on():
     first, second = Runs("first", INTERVAL_MS), Runs("second", INTERVAL_MS)
     probes = [
-        ("first", 5_000, INTERVAL_MS),
-        ("second", 5_001, INTERVAL_MS),
+        (probe("first", INTERVAL_MS), 5_000),
+        (probe("second", INTERVAL_MS), 5_001),
         # Its first probe was not acknowledged.
-        ("first", 5_200, INTERVAL_MS),
-        ("second", 5_400, INTERVAL_MS),
-        ("first", 5_600, None),
+        (probe("first", INTERVAL_MS), 5_200),
+        (probe("second", INTERVAL_MS), 5_400),
+        (probe("first"), 5_600),
     ]
-    for probe in probes:
-        first.note_probe(*probe)
-        second.note_probe(*probe)
+    for one in probes:
+        first.note_probe(*one)
+        second.note_probe(*one)
     assert (judge(first), judge(second)) == (Verdict.GO_ON, Verdict.IS_REFUSED)
 
 
 def test_a_run_that_loses_a_partition_to_a_later_one_ends_and_that_one_goes_on():
     earlier, later = begin("earlier"), begin("later", 7_000)
-    earlier.note_probe("later", 7_000, INTERVAL_MS)
+    earlier.note_probe(probe("later", INTERVAL_MS), 7_000)
     for runs in (earlier, later):
         # It answers in time, and its partition was not fresh any more.
-        runs.note_probe("earlier", 7_100, None)
+        runs.note_probe(probe("earlier"), 7_100)
     assert later.judge(is_claiming=True) is Verdict.WAIT
     for runs in (earlier, later):
         runs.note_claim("later", "earlier")
@@ -104,10 +109,10 @@ def test_a_run_that_loses_a_partition_to_a_later_one_ends_and_that_one_goes_on()
 
 def test_a_run_that_woke_and_took_what_the_later_one_held_goes_on():
     earlier, later = begin("earlier"), begin("later", 7_000)
-    earlier.note_probe("later", 7_000, INTERVAL_MS)
+    earlier.note_probe(probe("later", INTERVAL_MS), 7_000)
     # Both have stood still, and the later one's partition was not fresh any more.
     for runs in (earlier, later):
-        runs.note_probe("earlier", 9_000, None)
+        runs.note_probe(probe("earlier"), 9_000)
     assert earlier.judge(is_claiming=True) is Verdict.WAIT
     for runs in (earlier, later):
         runs.note_claim("earlier", "later")
@@ -119,8 +124,8 @@ def test_a_run_that_woke_and_took_what_the_later_one_held_goes_on():
 def test_of_two_runs_that_took_a_partition_from_each_other_the_later_goes_on(first):
     earlier, later = Runs("earlier", INTERVAL_MS), Runs("later", INTERVAL_MS)
     for runs in (earlier, later):
-        runs.note_probe("earlier", 5_000, INTERVAL_MS)
-        runs.note_probe("later", 7_000, INTERVAL_MS)
+        runs.note_probe(probe("earlier", INTERVAL_MS), 5_000)
+        runs.note_probe(probe("later", INTERVAL_MS), 7_000)
     # Nobody knows the order of records at two places of the log.
     takers = ["earlier", "later"] if first == "earlier" else ["later", "earlier"]
     for taker, holder in (takers, takers[::-1]):
@@ -132,8 +137,8 @@ def test_of_two_runs_that_took_a_partition_from_each_other_the_later_goes_on(fir
 
 def test_a_later_run_that_loses_a_partition_ends_once_its_claim_was_refused():
     runs = Runs("later", INTERVAL_MS)
-    runs.note_probe("earlier", 5_000, INTERVAL_MS)
-    runs.note_probe("later", 7_000, INTERVAL_MS)
+    runs.note_probe(probe("earlier", INTERVAL_MS), 5_000)
+    runs.note_probe(probe("later", INTERVAL_MS), 7_000)
     runs.note_claim("earlier", "later")
     assert runs.judge(is_claiming=True) is Verdict.WAIT
     assert judge(runs) is Verdict.IS_REPLACED
@@ -141,10 +146,10 @@ def test_a_later_run_that_loses_a_partition_ends_once_its_claim_was_refused():
 
 def test_a_log_that_is_read_anew_answers_nobody_again():
     runs = begin()
-    runs.note_probe("later", 6_000, INTERVAL_MS)
+    runs.note_probe(probe("later", INTERVAL_MS), 6_000)
     for now_ms in (5_000, 5_500):
-        runs.note_probe("mine", now_ms, INTERVAL_MS)
-        runs.note_probe("long gone", now_ms, None)
+        runs.note_probe(probe("mine", INTERVAL_MS), now_ms)
+        runs.note_probe(probe("long gone"), now_ms)
     assert (runs.owes_answer, judge(runs)) == (True, Verdict.GO_ON)
 
 
@@ -172,15 +177,8 @@ def test_a_client_of_another_group_is_no_run_of_this_one(group, is_run):
 class NeverTooLate(Runs):
     """What an earlier run says counts for good."""
 
-    def note_probe(
-        self,
-        instance_id: str,
-        now_ms: int,
-        interval_ms: int | None,
-        *,
-        is_asking: bool = False,
-    ) -> None:
-        super().note_probe(instance_id, now_ms, interval_ms, is_asking=is_asking)
+    def note_probe(self, probe: Probe, now_ms: int) -> None:
+        super().note_probe(probe, now_ms)
         if self._until_ms is not None:
             self._until_ms = math.inf  # type: ignore[assignment]
 
@@ -245,16 +243,8 @@ def test_each_probe_of_a_run_that_waits_for_a_snapshot_wants_one():
 class AskingCounts(Runs):
     """A run that asks for a snapshot says that it is at work."""
 
-    def note_probe(
-        self,
-        instance_id: str,
-        now_ms: int,
-        interval_ms: int | None,
-        *,
-        is_asking: bool = False,
-    ) -> None:
-        del is_asking
-        super().note_probe(instance_id, now_ms, interval_ms)
+    def note_probe(self, probe: Probe, now_ms: int) -> None:
+        super().note_probe(probe._replace(wants_snapshot=False), now_ms)
 
 
 @pytest.mark.guarantee("M11", "FK18", "I40")
