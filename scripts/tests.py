@@ -23,9 +23,9 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own, and waits for a third of its
+# Each process has a PostgreSQL and a Kafka of its own, and waits for half of its
 # time. tests/support/order.py gives the order in which the files start.
-PROCESSES = min(6, max(2, (os.cpu_count() or 1) * 3 // 2))
+PROCESSES = min(6, 2 * (os.cpu_count() or 1))
 BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 
 # Files whose subject does not depend on the server.

@@ -94,6 +94,14 @@ def read_seen(admin) -> Callable[[], list[tuple[str, int, int]]]:
     return lambda: admin.execute(query).fetchall()
 
 
+@pytest.fixture
+def at_once(monkeypatch) -> dict[str, Any]:
+    """What `grow` is told where no event can be on its way, and none is waited for."""
+    monkeypatch.setattr(growth, "GOOD_SECONDS", 0.0)
+    monkeypatch.setattr(growth, "SECONDS_BESIDE", 0.0)
+    return {"publish_timeout": 0.0}
+
+
 def find_refusal(stream) -> UnavailableError | None:
     """Publish an event of another key; returns why that was refused."""
     try:
@@ -198,13 +206,13 @@ def test_each_key_keeps_its_order_while_its_stream_grows(
 
 @pytest.mark.guarantee("T20")
 def test_a_group_that_does_not_follow_in_time_leaves_all_as_it_was(
-    make_reader, name, own_broker
+    make_reader, name, own_broker, at_once
 ):
     app = make_reader()
     stream = app.streams[name]
     before = stream.publish(MOVES, 0)
     with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
-        grow(app, name, AFTER, seconds=7.5)
+        grow(app, name, AFTER, seconds=0.5, **at_once)
     assert list_stopped(app) == []
     after = stream.publish(MOVES, 1, request="r1")
     assert (after.partition, after.offset) == (before.partition, 1)
@@ -213,7 +221,7 @@ def test_a_group_that_does_not_follow_in_time_leaves_all_as_it_was(
 
 @pytest.mark.guarantee("T20")
 def test_a_group_that_was_set_back_after_kafka_was_told_is_waited_for(
-    make_reader, name, own_broker, admin
+    make_reader, name, own_broker, admin, at_once
 ):
     app = make_reader()
     partition = app.streams[name].publish(MOVES, 0).partition
@@ -226,16 +234,14 @@ def test_a_group_that_was_set_back_after_kafka_was_told_is_waited_for(
         (f"{name}-g", name, partition),
     )
     with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
-        grow(app, name, AFTER, seconds=7.5)
+        grow(app, name, AFTER, seconds=0.5, **at_once)
     assert count_partitions(app.settings, name) == BEFORE
 
 
 @pytest.mark.guarantee("T20")
 def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
-    make, own_broker, name, wait_for, monkeypatch
+    make, own_broker, name, wait_for, monkeypatch, at_once
 ):
-    # No event of a publisher is on its way.
-    monkeypatch.setattr(growth, "GOOD_SECONDS", 0.0)
     monkeypatch.setattr(growth, "_TELL_PAUSE", 0.0)
     app, servers = make(**QUICK), own_broker.bootstrap_servers
     app.stream(name)
@@ -255,7 +261,7 @@ def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
     growing = threading.Thread(
         target=grow,
         args=(app, name, AFTER),
-        kwargs={"groups": [other.name], "tell": told.append},
+        kwargs={"groups": [other.name], "tell": told.append, **at_once},
     )
     jobs_wait = f"the group '{name}-g.done', which is 1 offsets behind"
     other_waits = f"the group {other.name!r}, which is 1 offsets behind"
@@ -282,7 +288,7 @@ def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
 
 @pytest.mark.guarantee("T20")
 def test_functions_in_transactions_of_kafka_are_waited_for(
-    make, own_broker, name, flows, wait_for
+    make, own_broker, name, flows, wait_for, at_once
 ):
     app = make(**QUICK)
     stream = app.stream(name)
@@ -305,7 +311,7 @@ def test_functions_in_transactions_of_kafka_are_waited_for(
 
     def grow_both() -> None:
         for topic, partitions in ((name, AFTER), (totals.name, 2)):
-            grow(app, topic, partitions, tell=told.append)
+            grow(app, topic, partitions, tell=told.append, **at_once)
 
     thread = threading.Thread(target=grow_both)
     with running(app, "consumers"):
@@ -326,14 +332,16 @@ def test_functions_in_transactions_of_kafka_are_waited_for(
 
 @pytest.mark.guarantee("T20")
 def test_of_two_commands_at_once_one_is_refused_and_shown(
-    make_reader, name, wait_for, read_seen
+    make_reader, name, wait_for, read_seen, at_once
 ):
     app = make_reader()
     stream = app.streams[name]
     stream.publish(MOVES, 0)
     told: list[str] = []
     growing = threading.Thread(
-        target=grow, args=(app, name, AFTER), kwargs={"tell": told.append}
+        target=grow,
+        args=(app, name, AFTER),
+        kwargs={"tell": told.append, **at_once},
     )
     growing.start()
     (stopped,) = wait_for(
@@ -552,13 +560,12 @@ def test_a_longer_limit_of_a_process_that_goes_on_is_waited_for(
 
 
 @pytest.fixture
-def grow_at_once(make_reader, name, monkeypatch) -> Callable[..., float]:
+def grow_at_once(make_reader, name, at_once) -> Callable[..., float]:
     """A function that grows the stream, of which no event can be on its way."""
-    monkeypatch.setattr(growth, "GOOD_SECONDS", 0.0)
     app = make_reader()
 
     def grow_now(**options: Any) -> float:
-        return grow(app, name, AFTER, **options)
+        return grow(app, name, AFTER, **at_once, **options)
 
     return grow_now
 
@@ -616,6 +623,8 @@ def test_a_growth_that_has_failed_at_the_brokers_is_done_again_as_a_whole(
             counts = {"localhost:9092": BEFORE}
             lagging.setattr(growth, "count_on_brokers", lambda *_: counts)
             lagging.setattr(growth, "_SHOWN_SECONDS", 0.0)
+            # Only the second command must wait for events on their way.
+            lagging.setattr(growth, "GOOD_SECONDS", 0.0)
             lagging.setattr(EventProducer, "learn", learn_nothing)
             with pytest.raises(UnavailableError, match="not all brokers show"):
                 grow(reader, name, AFTER)
