@@ -95,11 +95,9 @@ def read_seen(admin) -> Callable[[], list[tuple[str, int, int]]]:
 
 
 @pytest.fixture
-def at_once(monkeypatch) -> dict[str, Any]:
-    """What `grow` is told where no event can be on its way, and none is waited for."""
+def nobody_publishes(monkeypatch) -> None:
+    """No event of a publisher is on its way, so that `grow` waits for none."""
     monkeypatch.setattr(growth, "GOOD_SECONDS", 0.0)
-    monkeypatch.setattr(growth, "SECONDS_BESIDE", 0.0)
-    return {"publish_timeout": 0.0}
 
 
 def find_refusal(stream) -> UnavailableError | None:
@@ -206,25 +204,24 @@ def test_each_key_keeps_its_order_while_its_stream_grows(
 
 @pytest.mark.guarantee("T20")
 def test_a_group_that_does_not_follow_in_time_leaves_all_as_it_was(
-    make_reader, name, own_broker, at_once
+    make_reader, name, own_broker, nobody_publishes
 ):
     app = make_reader()
-    stream = app.streams[name]
-    before = stream.publish(MOVES, 0)
+    produce(own_broker.bootstrap_servers, name, [(MOVES, 0)])
     with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
-        grow(app, name, AFTER, seconds=0.5, **at_once)
+        grow(app, name, AFTER, seconds=0.5)
     assert list_stopped(app) == []
-    after = stream.publish(MOVES, 1, request="r1")
-    assert (after.partition, after.offset) == (before.partition, 1)
+    after = app.streams[name].publish(MOVES, 1, request="r1")
+    assert (after.partition, after.offset) == (choose_partition(MOVES, BEFORE), 1)
     assert count_partitions(app.settings, name) == BEFORE
 
 
 @pytest.mark.guarantee("T20")
 def test_a_group_that_was_set_back_after_kafka_was_told_is_waited_for(
-    make_reader, name, own_broker, admin, at_once
+    make_reader, name, own_broker, admin, nobody_publishes
 ):
-    app = make_reader()
-    partition = app.streams[name].publish(MOVES, 0).partition
+    app, partition = make_reader(), choose_partition(MOVES, BEFORE)
+    produce(own_broker.bootstrap_servers, name, [(MOVES, 0)])
     group = Group(own_broker.bootstrap_servers, f"{name}-g")
     group.commit_one(name, {partition: 1})
     group.close()
@@ -234,13 +231,13 @@ def test_a_group_that_was_set_back_after_kafka_was_told_is_waited_for(
         (f"{name}-g", name, partition),
     )
     with pytest.raises(OperatingError, match=r"'.*-g', which is 1 offsets behind"):
-        grow(app, name, AFTER, seconds=0.5, **at_once)
+        grow(app, name, AFTER, seconds=0.5)
     assert count_partitions(app.settings, name) == BEFORE
 
 
 @pytest.mark.guarantee("T20")
 def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
-    make, own_broker, name, wait_for, monkeypatch, at_once
+    make, own_broker, name, wait_for, monkeypatch, nobody_publishes
 ):
     monkeypatch.setattr(growth, "_TELL_PAUSE", 0.0)
     app, servers = make(**QUICK), own_broker.bootstrap_servers
@@ -261,7 +258,7 @@ def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
     growing = threading.Thread(
         target=grow,
         args=(app, name, AFTER),
-        kwargs={"groups": [other.name], "tell": told.append, **at_once},
+        kwargs={"groups": [other.name], "tell": told.append},
     )
     jobs_wait = f"the group '{name}-g.done', which is 1 offsets behind"
     other_waits = f"the group {other.name!r}, which is 1 offsets behind"
@@ -288,10 +285,10 @@ def test_jobs_of_the_events_and_groups_of_other_apps_are_waited_for(
 
 @pytest.mark.guarantee("T20")
 def test_functions_in_transactions_of_kafka_are_waited_for(
-    make, own_broker, name, flows, wait_for, at_once
+    make, own_broker, name, flows, wait_for, nobody_publishes
 ):
     app = make(**QUICK)
-    stream = app.stream(name)
+    app.stream(name)
     totals = app.stream(own_broker.create(1))
     # It has the markers of the function's transactions.
     ends = app.stream(own_broker.create(1))
@@ -306,12 +303,12 @@ def test_functions_in_transactions_of_kafka_are_waited_for(
         return ends.event(record.key, record.value)
 
     flows.clear()
-    stream.publish(MOVES, {"n": 1})
+    produce(own_broker.bootstrap_servers, name, [(MOVES, {"n": 1})])
     told: list[str] = []
 
     def grow_both() -> None:
         for topic, partitions in ((name, AFTER), (totals.name, 2)):
-            grow(app, topic, partitions, tell=told.append, **at_once)
+            grow(app, topic, partitions, tell=told.append)
 
     thread = threading.Thread(target=grow_both)
     with running(app, "consumers"):
@@ -332,16 +329,14 @@ def test_functions_in_transactions_of_kafka_are_waited_for(
 
 @pytest.mark.guarantee("T20")
 def test_of_two_commands_at_once_one_is_refused_and_shown(
-    make_reader, name, wait_for, read_seen, at_once
+    make_reader, name, own_broker, wait_for, read_seen, nobody_publishes
 ):
     app = make_reader()
     stream = app.streams[name]
-    stream.publish(MOVES, 0)
+    produce(own_broker.bootstrap_servers, name, [(MOVES, 0)])
     told: list[str] = []
     growing = threading.Thread(
-        target=grow,
-        args=(app, name, AFTER),
-        kwargs={"tell": told.append, **at_once},
+        target=grow, args=(app, name, AFTER), kwargs={"tell": told.append}
     )
     growing.start()
     (stopped,) = wait_for(
@@ -560,12 +555,12 @@ def test_a_longer_limit_of_a_process_that_goes_on_is_waited_for(
 
 
 @pytest.fixture
-def grow_at_once(make_reader, name, at_once) -> Callable[..., float]:
+def grow_at_once(make_reader, name, nobody_publishes) -> Callable[..., float]:
     """A function that grows the stream, of which no event can be on its way."""
     app = make_reader()
 
     def grow_now(**options: Any) -> float:
-        return grow(app, name, AFTER, **at_once, **options)
+        return grow(app, name, AFTER, **options)
 
     return grow_now
 
