@@ -114,9 +114,9 @@ class Consumer:
         self._stopping = threading.Lock()
         self._worker: int | None = None
         """The thread that gives partitions their turns, while it does so."""
-        self._doubtful: list[tuple[Part, Sent, list[Message]]] = []
-        """Claims of batches whose partitions are gone, and of which nobody knows yet
-        whether they are in the log. The intake's lock guards it."""
+        self._doubtful: tuple[tuple[Part, Sent, list[Message]], ...] = ()
+        """Claims of batches whose partitions are lost or left, and of which nobody
+        knows yet whether they are in the log. Replaced under the intake's lock."""
         self._reader = self._intake.reader
         self.pulses = [*self.member.pulses, self._reader.pulse]
         """Of all its threads, for a check of their liveness."""
@@ -247,14 +247,18 @@ class Consumer:
         self._ended.set()
 
     def _is_busy(self, shared: Shared) -> bool:
-        """Whether a batch of a partition may be processed now."""
+        """Whether a batch of a partition is processed now, or claimed and not yet."""
+        # In this order: a claim is no longer doubtful once its partition has the turn.
+        if any(part.shared == shared for part, *_ in self._doubtful):
+            return True
         turn = self._intake.turn
         return turn is not None and turn.shared == shared
 
     def _let_go(self, shared: Shared, part: Part | None) -> None:
         if part is not None:
             self._intake.remove(part)
-            self._set_aside(part)
+            if self._set_aside(part):
+                return  # It is released once that claim is settled.
         self.member.release(shared)
 
     # The thread that reads
@@ -268,7 +272,8 @@ class Consumer:
             self._give_turns()
         finally:
             self._worker = None
-        return self._intake.find_rest()
+        rest = self._intake.find_rest()
+        return min(rest, _UNSURE_SECONDS) if self._doubtful else rest
 
     @property
     def _is_stopping(self) -> bool:
@@ -474,30 +479,41 @@ class Consumer:
                 told = JobsError("the claim of it was in the log, and not read back")
                 self._skip(part, before, position - before, told)
 
-    def _set_aside(self, part: Part) -> None:
-        """Remember a claim of a partition that is gone, until the log tells of it."""
+    def _set_aside(self, part: Part) -> bool:
+        """Remember the claim of a partition that is lost or left, if it has one.
+
+        Returns whether it has one. The log will tell whether that was valid.
+        """
         with self._intake.lock:
             claim, part.claim = part.claim, None
             if claim is not None:
-                self._doubtful.append((part, *claim))
+                self._doubtful = (*self._doubtful, (part, *claim))
+        return claim is not None
 
     def _settle_doubtful(self, *, is_over: bool = False) -> None:
-        """Tell which batches are lost that were claimed and never processed.
+        """Process what was claimed for good, and name what is lost.
+
+        A batch whose claim was valid is this process's, whoever holds the partition by
+        now: nobody else will process it.
 
         Args:
-            is_over: whether nobody reads the log any more.
+            is_over: whether nobody reads the log any more, and no batch is begun.
         """
-        with self._intake.lock:
-            doubtful, self._doubtful = self._doubtful, []
-        left = []
-        for part, sent, messages in doubtful:
+        for one in self._doubtful:
+            part, sent, messages = one
             if not (is_over or self._is_decided(sent)):
-                left.append((part, sent, messages))
+                continue
+            with self._intake.lock:
+                if not is_over:
+                    self._intake.turn = part
+                self._doubtful = tuple(x for x in self._doubtful if x is not one)
+            if sent.outcome is Outcome.VALID and not is_over:
+                self._process_claimed(part, messages)
             elif (told := self._find_loss(part, sent, messages)) is not None:
                 first = find_range(messages)[0]
                 self._skip(part, first, len(messages), JobsError(told))
-        with self._intake.lock:
-            self._doubtful += left
+            if not is_over and self._intake.end(part):
+                self.member.release(part.shared)
 
     def _is_decided(self, sent: Sent) -> bool:
         """Whether the log says all that it will ever say about a claim."""
@@ -507,7 +523,7 @@ class Consumer:
     def _find_loss(self, part: Part, sent: Sent, messages: list[Message]) -> str | None:
         """Find why a batch is lost that was claimed; None if others process it."""
         if sent.outcome is Outcome.VALID:
-            return "its claim was in the log, and the partition was lost meanwhile"
+            return "its claim was in the log, and the process has ended since"
         if sent.outcome is not None or sent.is_absent:
             return None
         if self._is_decided(sent):

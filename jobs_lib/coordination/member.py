@@ -373,11 +373,11 @@ class Member(Holdings):
 
         One that was lost waits until nothing of it is processed here any more.
         """
-        if shared in self._losing or self._is_busy(shared):
-            return False
         place = self.log.find_place(shared)
         world = self.log.get_world(place)
-        if world.judge(self.sender, shared) is not Outcome.VALID:
+        is_busy = shared in self._losing or self._is_busy(shared)
+        if is_busy or world.judge(self.sender, shared) is not Outcome.VALID:
+            # It also tells in the end whether a claim of a batch is in the log.
             self.log.probe([place], self.interval / BEATS)
             return False
         hold, message = claims.begin_claim(self.sender, shared, self._interval_ms)

@@ -251,17 +251,19 @@ def judge_at_most_once(
         for holding in holdings:
             for _, end in holding.ranges:
                 claimed[shared.partition, end] = holding.sender[1:]
-    lost = Counter(claimed.values())
+    lost: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+    for place, who in claimed.items():
+        lost[who].add(place)
     for run in runs:
         for batch in run.batches:
             if claimed.get((batch.partition, batch.end)) != run.who:
                 faults.append(f"{run.client_id} never claimed {batch}")
-        lost[run.who] -= len(run.batches)
+            lost[run.who].discard((batch.partition, batch.end))
     losers = {run.who for run in runs if run.may_lose}
     faults += [
-        f"{who} lost {number} batches that it had claimed"
-        for who, number in lost.items()
-        if number > (who in losers)
+        f"{who} lost {len(places)} batches that it had claimed, to {sorted(places)}"
+        for who, places in lost.items()
+        if len(places) > (who in losers)
     ]
     known = _list_claimed(history)
     faults += [

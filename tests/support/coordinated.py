@@ -113,6 +113,11 @@ class Staged(Consumer):
         self.step("processed")
         return can_go_on
 
+    def _process_claimed(self, part: Part, messages: list[KafkaMessage]) -> None:
+        # The partition may be lost or left, and another one may have had its turn.
+        self.claim = vars(part)["held_by"]
+        super()._process_claimed(part, messages)
+
     def _claim_first(self, part: Part, messages: list[KafkaMessage]) -> bool:
         self.step("claiming")
         return super()._claim_first(part, messages)
