@@ -310,6 +310,8 @@ def test_one_that_has_ended_is_not_begun_again_by_a_process_that_comes_late(
     assert "other" in read()
 
 
+# A block may be on its way when its offsets go.
+@pytest.mark.expects("loop.failed")
 @pytest.mark.parametrize("versions", ["row"], indirect=True)
 def test_a_process_that_is_stopped_behind_the_end_leaves_nothing(
     declare, admin, wait_for, monkeypatch

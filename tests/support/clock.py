@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     import psycopg
+
+_TRIES = 20
 
 
 class Clock:
@@ -105,12 +108,16 @@ def set_faketime(file: Path, seconds: int) -> None:
     new.replace(file)
 
 
+@cache
 def _find_faketime() -> str:
-    """Find the library that a process is to load."""
-    shown = subprocess.run(
-        ["faketime", "-m", "-f", "+0s", "printenv", "LD_PRELOAD"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return shown.stdout.strip()
+    """Find the library that a process is to load.
+
+    The program fails where it gets the id of a process that was killed with this
+    library: what that one has left is in its way. The next try has another id.
+    """
+    command = ["faketime", "-m", "-f", "+0s", "printenv", "LD_PRELOAD"]
+    for _ in range(_TRIES):
+        shown = subprocess.run(command, check=False, capture_output=True, text=True)
+        if shown.returncode == 0:
+            return shown.stdout.strip()
+    raise OSError(f"{command} has failed {_TRIES} times: {shown.stderr.strip()}")
