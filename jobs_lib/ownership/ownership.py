@@ -196,7 +196,8 @@ class Ownership:
         try:
             with self._database.connect(self._loop.name, impatient=True) as connection:
                 self._release(connection, owned)
-        except BaseException:
+        except BaseException as error:
+            telemetry.emit("loop.failed", loop=self._loop.name, error=error)
             # Others take over once this process counts as stale.
             self._forget(owned)
 

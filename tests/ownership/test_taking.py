@@ -123,6 +123,23 @@ def test_a_failed_release_is_repeated_until_the_row_is_free(
 
 
 @pytest.mark.expects("loop.failed")
+def test_a_release_that_fails_at_the_end_is_told(own, connect, wait_for):
+    admin = connect(autocommit=True)
+    source = Source()
+    # After the end nobody tries again.
+    ownership = own(source, interval=600.0)
+    source.assign(["t/1"])
+    wait_for(lambda: owners(admin) == {"t/1": 1}, what="it is taken")
+    admin.execute(FAIL_RELEASES)
+    with heard("loop.failed") as failed:
+        ownership.stop()
+    ((_, fields),) = failed
+    assert fields["loop"] == "own execute"
+    assert "made to fail" in str(fields["error"])
+    assert ownership.owned == {}
+
+
+@pytest.mark.expects("loop.failed")
 def test_what_a_lost_connection_has_delayed_is_done_as_soon_as_there_is_a_new_one(
     own, admin, wait_for
 ):
