@@ -44,8 +44,8 @@ _TURN_SECONDS = 0.01
 _AWAITED = "To await something, call `asyncio.run` in it"
 _END_SECONDS = 2.0
 """For the end of a partition: all others wait meanwhile."""
-_CLAIM_SECONDS = 0.2
-"""A claim of a batch may take these. If it takes longer, others have their turns."""
+_LOOK_SECONDS = 0.2
+"""Who waits for a claim of a batch looks so often whether it should end or leave."""
 _ANSWER_SECONDS = 10.0
 """After these, and two intervals, a claim that was not read back is worth a report."""
 
@@ -430,17 +430,27 @@ class Consumer:
         return False
 
     def _wait_for(self, sent: Sent) -> Outcome | None:
-        """Wait a moment for what a claim of a batch did; None if that is not known.
+        """Wait for what a claim of a batch did; None if that is not known.
 
-        Mostly the log tells it at once. Else other partitions have their turns.
+        Mostly the log tells it at once. A process that dies loses each batch that it
+        has claimed: nothing else is claimed meanwhile. Whatever has no answer for an
+        interval is hardly in the log, such as where that has no leader. It holds no
+        other partition up from then on.
         """
-        left = sent.sent_at + _CLAIM_SECONDS - read_clock()
-        try:
-            return sent.wait(max(0.0, left))
-        except JobsError as error:
-            if error is sent.error:
-                self._report_claim(error)
-            return None
+        until = sent.sent_at + self.member.interval
+        part = self._intake.turn
+        with self._reader.pulse.elsewhere():
+            while True:
+                left = until - read_clock()
+                try:
+                    return sent.wait(max(0.0, min(left, _LOOK_SECONDS)))
+                except JobsError as error:
+                    if error is sent.error:
+                        self._report_claim(error)
+                        return None
+                is_leaving = part is not None and (part.is_leaving or part.is_lost)
+                if left <= 0 or is_leaving or self._is_stopping:
+                    return None
 
     def _note_silence(self, part: Part) -> None:
         """Report a claim that has had no answer for long."""
@@ -507,13 +517,15 @@ class Consumer:
                 if not is_over:
                     self._intake.turn = part
                 self._doubtful = tuple(x for x in self._doubtful if x is not one)
-            if sent.outcome is Outcome.VALID and not is_over:
-                self._process_claimed(part, messages)
-            elif (told := self._find_loss(part, sent, messages)) is not None:
-                first = find_range(messages)[0]
-                self._skip(part, first, len(messages), JobsError(told))
-            if not is_over and self._intake.end(part):
-                self.member.release(part.shared)
+            try:
+                if sent.outcome is Outcome.VALID and not is_over:
+                    self._process_claimed(part, messages)
+                elif (told := self._find_loss(part, sent, messages)) is not None:
+                    first = find_range(messages)[0]
+                    self._skip(part, first, len(messages), JobsError(told))
+            finally:
+                if not is_over and self._intake.end(part):
+                    self.member.release(part.shared)
 
     def _is_decided(self, sent: Sent) -> bool:
         """Whether the log says all that it will ever say about a claim."""

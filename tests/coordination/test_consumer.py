@@ -1024,17 +1024,21 @@ def test_a_claim_without_an_answer_holds_no_other_partition_up(
             sent.end(Outcome.VALID)
         return sent
 
-    consumer = stand_alone(handled.extend, partitions=2, delivery="at_most_once")
+    consumer = stand_alone(
+        handled.extend, partitions=2, delivery="at_most_once", interval=0.5
+    )
     monkeypatch.setattr(consumer.member, "claim_messages", claim)
     real = patience.read_clock
     monkeypatch.setattr(patience, "read_clock", lambda: real() + now)
     remove = telemetry.listen(
         lambda _, fields: reported.append(str(fields["error"])), only={"loop.failed"}
     )
-    until = time.monotonic() + 5
+    began = time.monotonic()
     while {record.partition for record in handled} != {1}:
-        assert time.monotonic() < until, "the other one waits, too"
+        assert time.monotonic() < began + 5, "the other one waits, too"
         consumer._work()
+    # A process that dies may lose each batch of which it does not know that.
+    assert time.monotonic() >= began + 0.5
     assert reported == []
     # It is named after a long time, and nothing else is claimed meanwhile.
     while not reported:
@@ -1042,7 +1046,7 @@ def test_a_claim_without_an_answer_holds_no_other_partition_up(
         linger(0.02)
         consumer._work()
     assert now > 10
-    assert "a claim of a batch of orders/0 was not read back within 30 s" in reported[0]
+    assert "a claim of a batch of orders/0 was not read back within 11 s" in reported[0]
     claims[0].end(Outcome.VALID)
     # It is this process's for sure, also if it is not sure of the partition just now.
     monkeypatch.setattr(consumer.member, "is_sure", lambda shared: False)

@@ -108,12 +108,15 @@ def disturb(
             fleet.restore()
             feed.stop()
         ends = {number: feed.counts[number] for number in range(partitions)}
+
+        def find_left() -> dict[int, int]:
+            at = {one.partition: watching.find(one).position or 0 for one in shared}
+            return {n: end - at[n] for n, end in ends.items() if end != at[n]}
+
         wait_for(
-            lambda: (
-                [watching.find(one).position or 0 for one in shared] == [*ends.values()]
-            ),
+            lambda: not find_left(),
             timeout=WAIT,
-            what=lambda: f"all are processed, seed {seed}\n{fleet.describe()}",
+            what=lambda: f"{find_left()} are left, seed {seed}\n{fleet.describe()}",
         )
         wait_for(
             lambda: are_states_told(settings, log_name),
