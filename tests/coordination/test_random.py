@@ -113,11 +113,13 @@ def disturb(
             at = {one.partition: watching.find(one).position or 0 for one in shared}
             return {n: end - at[n] for n, end in ends.items() if end != at[n]}
 
-        wait_for(
-            lambda: not find_left(),
-            timeout=WAIT,
-            what=lambda: f"{find_left()} are left, seed {seed}\n{fleet.describe()}",
-        )
+        # A busy machine is slow, and what was fed meanwhile is much.
+        while left := find_left():
+            wait_for(
+                lambda before=left: find_left() != before,
+                timeout=WAIT,
+                what=lambda: f"{find_left()} go on, seed {seed}\n{fleet.describe()}",
+            )
         wait_for(
             lambda: are_states_told(settings, log_name),
             timeout=WAIT,
