@@ -345,6 +345,8 @@ def test_a_process_whose_time_of_day_leaps_keeps_what_it_holds(
     clock.write_text("3600", encoding="ascii")
     worker = consume(log, data, "a", clock=str(clock))
     wait_for(lambda: count_lines(worker, "taken") == 4, timeout=WAIT)
+    # The log is read here, too.
+    wait_for(lambda: len(find_claims(watched.log)) == 4, timeout=WAIT)
     claims = find_claims(watched.log)
     for number, shift in enumerate([86_400, -86_400, 0], 1):
         clock.write_text(str(shift), encoding="ascii")
