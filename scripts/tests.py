@@ -23,12 +23,9 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own. It waits for half of its time in
-# everyday tests, and for less in slow ones, which start many processes.
-# tests/support/order.py gives the order in which the files start.
-PROCESSORS = os.cpu_count() or 1
-EVERYDAY_PROCESSES = min(6, 2 * PROCESSORS)
-PROCESSES = min(6, max(2, PROCESSORS * 3 // 2))
+# Each process has a PostgreSQL and a Kafka of its own, and waits for a third of its
+# time. tests/support/order.py gives the order in which the files start.
+PROCESSES = min(6, max(2, (os.cpu_count() or 1) * 3 // 2))
 BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 
 # Files whose subject does not depend on the server.
@@ -66,8 +63,7 @@ def main() -> int:
 
 def run(chosen: list[str]) -> int:
     """Run all tests; return pytest's exit code."""
-    processes = EVERYDAY_PROCESSES if chosen else PROCESSES
-    command = make_command("junit", processes, chosen)
+    command = make_command("junit", PROCESSES, chosen)
     return subprocess.run(command, env=make_environment(), check=False).returncode
 
 
