@@ -209,7 +209,7 @@ class Consumer:
                 self.member.stop(self._settings.shutdown_timeout)
             finally:
                 self._reader.stop(self._settings.shutdown_timeout)
-                self._settle_doubtful(is_over=True)
+                self._name_doubtful()
 
     # What the member calls
 
@@ -411,7 +411,7 @@ class Consumer:
                 return False
             part.claim, part.patience = (sent, messages), None
         sent, messages = part.claim
-        outcome = self._wait_for(sent)
+        outcome = self._wait_for(part, sent)
         if outcome is None and sent.error is None:
             # The log will tell. Until then nothing else is claimed.
             self._note_silence(part)
@@ -429,7 +429,7 @@ class Consumer:
             self._look_again(part)
         return False
 
-    def _wait_for(self, sent: Sent) -> Outcome | None:
+    def _wait_for(self, part: Part, sent: Sent) -> Outcome | None:
         """Wait for what a claim of a batch did; None if that is not known.
 
         Mostly the log tells it at once. A process that dies loses each batch that it
@@ -438,7 +438,6 @@ class Consumer:
         other partition up from then on.
         """
         until = sent.sent_at + self.member.interval
-        part = self._intake.turn
         with self._reader.pulse.elsewhere():
             while True:
                 left = until - read_clock()
@@ -448,8 +447,7 @@ class Consumer:
                     if error is sent.error:
                         self._report_claim(error)
                         return None
-                is_leaving = part is not None and (part.is_leaving or part.is_lost)
-                if left <= 0 or is_leaving or self._is_stopping:
+                if left <= 0 or part.is_leaving or part.is_lost or self._is_stopping:
                     return None
 
     def _note_silence(self, part: Part) -> None:
@@ -500,32 +498,39 @@ class Consumer:
                 self._doubtful = (*self._doubtful, (part, *claim))
         return claim is not None
 
-    def _settle_doubtful(self, *, is_over: bool = False) -> None:
-        """Process what was claimed for good, and name what is lost.
+    def _settle_doubtful(self) -> None:
+        """Process what was claimed for good, name what is lost, and release the rest.
 
         A batch whose claim was valid is this process's, whoever holds the partition by
         now: nobody else will process it.
-
-        Args:
-            is_over: whether nobody reads the log any more, and no batch is begun.
         """
         for one in self._doubtful:
             part, sent, messages = one
-            if not (is_over or self._is_decided(sent)):
+            if not self._is_decided(sent):
                 continue
             with self._intake.lock:
-                if not is_over:
-                    self._intake.turn = part
+                self._intake.turn = part
                 self._doubtful = tuple(x for x in self._doubtful if x is not one)
             try:
-                if sent.outcome is Outcome.VALID and not is_over:
+                if sent.outcome is Outcome.VALID:
                     self._process_claimed(part, messages)
-                elif (told := self._find_loss(part, sent, messages)) is not None:
-                    first = find_range(messages)[0]
-                    self._skip(part, first, len(messages), JobsError(told))
+                else:
+                    self._name_loss(part, sent, messages)
             finally:
-                if not is_over and self._intake.end(part):
+                if self._intake.end(part):
                     self.member.release(part.shared)
+
+    def _name_doubtful(self) -> None:
+        """Name what may be lost at the end: nobody reads the log any more."""
+        with self._intake.lock:
+            doubtful, self._doubtful = self._doubtful, ()
+        for one in doubtful:
+            self._name_loss(*one)
+
+    def _name_loss(self, part: Part, sent: Sent, messages: list[Message]) -> None:
+        if (told := self._find_loss(part, sent, messages)) is not None:
+            first = find_range(messages)[0]
+            self._skip(part, first, len(messages), JobsError(told))
 
     def _is_decided(self, sent: Sent) -> bool:
         """Whether the log says all that it will ever say about a claim."""

@@ -835,7 +835,7 @@ def test_a_batch_is_not_claimed_again_before_it_is_known_how_that_went(
 
     consumer = stand_alone(handled.extend, delivery="at_most_once")
     monkeypatch.setattr(consumer.member, "claim_messages", claim)
-    monkeypatch.setattr(consumer, "_wait_for", lambda sent: sent.outcome)
+    monkeypatch.setattr(consumer, "_wait_for", lambda _, sent: sent.outcome)
     consumer._work()
     linger(0.1)
     consumer._work()
@@ -856,7 +856,7 @@ def claim_in_doubt(stand_alone, monkeypatch):
         shared = Shared(GROUP, "orders", 0)
         sent = Sent(ClaimingMessages(consumer.member.sender, shared, 0, 0, 10))
         monkeypatch.setattr(consumer.member, "claim_messages", lambda *_: sent)
-        monkeypatch.setattr(consumer, "_wait_for", lambda sent: sent.outcome)
+        monkeypatch.setattr(consumer, "_wait_for", lambda _, sent: sent.outcome)
         consumer._work()
         assert consumer._intake.parts[shared].claim is not None
         return consumer, sent, handled
@@ -874,7 +874,7 @@ def test_a_claimed_batch_of_a_partition_that_is_gone_is_processed(
     shared = Shared(GROUP, "orders", 0)
     steps: list[Any] = []
 
-    def wait(sent) -> Outcome | None:
+    def wait(_, sent) -> Outcome | None:
         if not steps:
             steps.append(how)
             getattr(consumer, how)(shared)
@@ -885,7 +885,7 @@ def test_a_claimed_batch_of_a_partition_that_is_gone_is_processed(
         monkeypatch.setattr(consumer, "_wait_for", wait)
         linger(0.05)
     else:
-        wait(sent)
+        wait(None, sent)
     consumer._work()
     assert shared not in consumer._intake.parts
     assert (steps, handled, consumer._is_busy(shared)) == ([how], [], True)

@@ -14,8 +14,6 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     import psycopg
 
-_TRIES = 20
-
 
 class Clock:
     """Stands for the module `time`: seconds that the test sets.
@@ -116,8 +114,11 @@ def _find_faketime() -> str:
     library: what that one has left is in its way. The next try has another id.
     """
     command = ["faketime", "-m", "-f", "+0s", "printenv", "LD_PRELOAD"]
-    for _ in range(_TRIES):
+    failures: list[str] = []
+
+    def ask() -> str | None:
         shown = subprocess.run(command, check=False, capture_output=True, text=True)
-        if shown.returncode == 0:
-            return shown.stdout.strip()
-    raise OSError(f"{command} has failed {_TRIES} times: {shown.stderr.strip()}")
+        failures.append(shown.stderr)
+        return shown.stdout.strip() if shown.returncode == 0 else None
+
+    return wait_for(ask, what=lambda: f"faketime names it: {failures[-1]}") or ""

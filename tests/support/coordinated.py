@@ -122,12 +122,12 @@ class Staged(Consumer):
         self.step("claiming")
         return super()._claim_first(part, messages)
 
-    def _wait_for(self, sent: Sent) -> Outcome | None:
+    def _wait_for(self, part: Part, sent: Sent) -> Outcome | None:
         if sent is not self._awaited:
             self._awaited = sent
             self.step("claim sent")
         try:
-            return super()._wait_for(sent)
+            return super()._wait_for(part, sent)
         finally:
             if sent.is_done:
                 self.step("claim read back")
