@@ -272,6 +272,8 @@ class Consumer:
             self._give_turns()
         finally:
             self._worker = None
+        if self._awaits_answer():
+            return _UNSURE_SECONDS
         rest = self._intake.find_rest()
         return min(rest, _UNSURE_SECONDS) if self._doubtful else rest
 
@@ -283,8 +285,7 @@ class Consumer:
     def _give_turns(self) -> None:
         until = time.monotonic() + _TURN_SECONDS
         while time.monotonic() < until and not self._is_stopping:
-            part = self._intake.choose()
-            if part is None:
+            if self._awaits_answer() or (part := self._intake.choose()) is None:
                 break
             try:
                 if part.is_begun:
@@ -296,6 +297,11 @@ class Consumer:
                     self._let_go(part.shared, part)
                 elif part.is_lost:
                     self._set_aside(part)
+
+    def _awaits_answer(self) -> bool:
+        """Whether others wait for a claim of a partition that is gone."""
+        since = read_clock() - self.member.interval
+        return any(sent.sent_at > since for _, sent, _ in self._doubtful)
 
     def _begin(self, part: Part) -> None:
         """Read a partition, from its position or where a new one begins."""

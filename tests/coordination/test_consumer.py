@@ -898,6 +898,39 @@ def test_a_claimed_batch_of_a_partition_that_is_gone_is_processed(
 
 
 @pytest.mark.guarantee("M15")
+@pytest.mark.parametrize("how", ["lost", "leave"])
+def test_no_batch_is_claimed_beside_one_of_a_partition_that_is_gone(
+    stand_alone, monkeypatch, how
+):
+    claims: list[tuple[Shared, Sent]] = []
+
+    def claim(shared, first, end):
+        if claims:
+            # It is so old now that it is hardly in the log.
+            until = claims[0][1].sent_at + consumer.member.interval
+            assert patience.read_clock() >= until
+        sent = Sent(ClaimingMessages(consumer.member.sender, shared, 0, first, end))
+        claims.append((shared, sent))
+        return sent
+
+    def wait(part, sent) -> None:
+        if sent is claims[0][1]:
+            getattr(consumer, how)(part.shared)
+
+    consumer = stand_alone(lambda _: None, partitions=2, delivery="at_most_once")
+    monkeypatch.setattr(consumer.member, "interval", 0.3)
+    monkeypatch.setattr(consumer.member, "claim_messages", claim)
+    monkeypatch.setattr(consumer, "_wait_for", wait)
+    # A process that is killed loses each batch that it has claimed.
+    rests = []
+    while len(claims) < 2:
+        rests.append(consumer._work())
+        linger(rests[-1])
+    assert rests[0] > 0
+    assert claims[0][0] != claims[1][0]
+
+
+@pytest.mark.guarantee("M15")
 @pytest.mark.parametrize("outcome", [Outcome.NOT_HELD, None])
 def test_a_partition_is_left_once_its_claim_has_failed(
     claim_in_doubt, heard, monkeypatch, outcome
@@ -933,6 +966,7 @@ def test_what_was_lost_is_not_claimed_while_its_batch_is_processed(
     valid.end(Outcome.VALID)
     monkeypatch.setattr(member, "claim_messages", lambda *_: valid)
     monkeypatch.setattr(member.log, "get_world", lambda place: World(0))
+    monkeypatch.setattr(member.log, "is_current", lambda place: True)
     monkeypatch.setattr(member.log, "send", lambda message, **_: None)
     probed: list[Any] = []
     monkeypatch.setattr(member.log, "probe", lambda *given: probed.append(given))
