@@ -34,7 +34,7 @@ from jobs_lib.coordination.opening import (
     open_log,
     raise_unless_soon_over,
 )
-from jobs_lib.coordination.patience import Patience
+from jobs_lib.coordination.patience import Patience, Standstill
 from jobs_lib.coordination.snapshots import NOBODY, split
 from jobs_lib.coordination.world import Outcome
 from jobs_lib.coordination.writer import Sent, Writer
@@ -135,6 +135,7 @@ class Log:
         """How far each place was read then."""
         self._writer: Writer | None = None
         self._opened: Consumer | None = None
+        self._standstill = Standstill(interval)
         self._gives_up = threading.Event()
         """Set once nobody waits for its start any more."""
         self._loop = Loop(f"log {topic}", self._read)
@@ -276,6 +277,24 @@ class Log:
                 if place.note_probe(quiet):
                     self.send(Probe(self.prober), place=number)
 
+    def is_current(self, place: int) -> bool:
+        """Whether it was read to its end since the reading thread last stood still."""
+        with self.lock:
+            return self._places[place].current_at >= self._standstill.ended_at
+
+    def catch_up(self, place: int, then: Callable[[Sent], None]) -> None:
+        """Send a probe there, unless one is on its way: read back, it tells the end.
+
+        Args:
+            place: where.
+            then: called once the probe was read back, or failed, with the lock held.
+        """
+        with self.lock:
+            asked = self._places[place].catching_up
+            if asked is None or asked.is_done:
+                probe = self.send(Probe(self.prober), place=place, then=then)
+                self._places[place].catching_up = probe
+
     def _acknowledge(self, sent: Sent, number: int, offset: int) -> None:
         with self.lock:
             if not sent.is_done:
@@ -377,6 +396,7 @@ class Log:
                 UnavailableError(f"the coordination log {self.topic!r} was read anew")
             )
             self.partitions, self._places = len(places), places
+            self._standstill = Standstill(self.interval)
             self._mark_lost(places)
             adrift, self._adrift = self._adrift, []
             for sent, number, read_to, error in adrift:
@@ -399,6 +419,7 @@ class Log:
 
     def _step(self, consumer: Consumer) -> None:
         first = consumer.poll(_POLL_SECONDS)
+        self._standstill.note()
         messages = [] if first is None else [first, *consumer.consume(_FETCH, 0)]
         if self._refusals:
             raise self._refusals.pop()

@@ -371,7 +371,8 @@ class Member(Holdings):
     def _try_to_claim(self, shared: Shared) -> bool:
         """Claim a partition, if that would be valid now; else let time pass there.
 
-        One that was lost waits until nothing of it is processed here any more.
+        One that was lost waits until nothing of it is processed here any more. Returns
+        whether it is claimed, or will be once the log's end was read.
         """
         place = self.log.find_place(shared)
         world = self.log.get_world(place)
@@ -380,12 +381,29 @@ class Member(Holdings):
             # It also tells in the end whether a claim of a batch is in the log.
             self.log.probe([place], self.interval / BEATS)
             return False
+        if not self._knows_ends({place, self._find_home()}):
+            return True
         hold, message = claims.begin_claim(self.sender, shared, self._interval_ms)
         has_ousted = world.find(shared).holding is not None
         kept = Kept(hold, has_ousted=has_ousted)
         self._kept[shared] = kept
         self.log.send(message, then=partial(self._read_claim_back, kept))
         return True
+
+    def _knows_ends(self, places: set[int]) -> bool:
+        """Whether places of the log were read to their ends; else ask for these.
+
+        A process that stood still would claim what others hold by now. And its client's
+        home says whether another run of it goes on.
+        """
+        late = [place for place in places if not self.log.is_current(place)]
+        for place in late:
+            self.log.catch_up(place, self._note_end)
+        return not late
+
+    def _note_end(self, sent: Sent) -> None:
+        if sent.error is None:
+            self._news.set()
 
     def _leave(self, leaving: Iterable[Shared]) -> None:
         for shared in leaving:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from jobs_lib.coordination.log_topic import check_log
+from jobs_lib.coordination.patience import read_clock
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.snapshots import find_last, is_near
 from jobs_lib.errors import OffsetError
@@ -111,13 +112,14 @@ def raise_unless_soon_over(
 
 
 def _begin(consumer: Consumer, settings: Settings, topic: str, number: int) -> Place:
+    asked_at = read_clock()
     try:
         low, end = consumer.get_watermark_offsets(
             TopicPartition(topic, number), timeout=_ANSWER_SECONDS
         )
     except KafkaException as failure:
         raise explain(failure.args[0], settings, topic, "READ") from None
-    place = Place(number, low, end)
+    place = Place(number, low, end, asked_at)
     # If nothing is gone, nothing is missing without a snapshot.
     place.is_partial = low > 0
     return place

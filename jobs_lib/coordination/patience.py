@@ -1,7 +1,8 @@
-"""How long something is waited for, in a process that may stand still meanwhile."""
+"""Waits of a process that may stand still meanwhile, and how it notices that."""
 
 from __future__ import annotations
 
+import math
 import time
 
 PIECE = 0.5
@@ -39,3 +40,27 @@ class Patience:
         before, self._looked_at = self._looked_at, read_clock()
         self._left -= min(self._looked_at - before, self._stop)
         return self._left <= 0
+
+
+class Standstill:
+    """Notices that a thread stood still: its whole process, or it alone.
+
+    Args:
+        seconds: between two notes that mean a standstill.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._noted_at = read_clock()
+        self._ended_at = -math.inf
+
+    def note(self) -> None:
+        """Note, in that thread, that it goes on."""
+        self._ended_at = self.ended_at
+        self._noted_at = read_clock()
+
+    @property
+    def ended_at(self) -> float:
+        """When the last standstill ended; now, if one has not; or before all time."""
+        now = read_clock()
+        return now if now - self._noted_at >= self._seconds else self._ended_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from jobs_lib.coordination.messages import ClaimingMessages
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class Place:
     """A world, and the own records that are to be read back there."""
 
-    def __init__(self, number: int, start: int, target: int) -> None:
+    def __init__(
+        self, number: int, start: int, target: int, asked_at: float = -math.inf
+    ) -> None:
         self.number = number
         self.world = World(number)
         self.world.next_offset = start
@@ -27,6 +30,12 @@ class Place:
         """The offset behind the last one of which nothing is known."""
         self.target = target
         """The end that it had when the reader began."""
+        self.current_at = asked_at
+        """When, by this machine's clock, all that was read here stood in the log and
+        no more did: when that end was asked for, and then when the newest own record
+        was sent that was read back."""
+        self.catching_up: Sent | None = None
+        """The probe whose reading back makes it current."""
         self.is_partial = False
         """Whether the log said something before it that this reader does not know."""
         self.is_lost = False
@@ -200,6 +209,7 @@ class Place:
     def _end(self, sent: Sent, offset: int, outcome: Outcome) -> None:
         """End an own record that was read back."""
         self._undecided.pop(sent, None)
+        self.current_at = max(self.current_at, sent.sent_at)
         sent.offset = offset
         sent.end(outcome)
         # The client keeps the order: what was sent before it would have come before it.

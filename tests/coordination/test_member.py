@@ -544,6 +544,39 @@ def test_a_member_that_reads_late_is_not_sure_and_loses_nothing(
     assert not late._listener.told
 
 
+@pytest.mark.guarantee("M11")
+def test_a_member_that_stood_still_claims_nothing_that_is_held_by_now(
+    log_topic, join, wait_for, gate, monkeypatch
+):
+    log, parts = log_topic(1), [("orders", 0)]
+    found: list[tuple[str, int]] = []
+    late = join(log, "z", [], parts=lambda: [*found], topics_every=0.05, interval=2)
+    read, send = late.log._step, late.log.send
+    claims: list[Message] = []
+
+    def step(consumer) -> None:
+        gate.wait(WAIT)
+        read(consumer)
+
+    def note(said, **more) -> Sent:
+        if isinstance(said, ClaimingPartition):
+            claims.append(said)
+        return send(said, **more)
+
+    monkeypatch.setattr(late.log, "_step", step)
+    wait_for(lambda: not late.log.is_current(0), what="it stands still")
+    other = join(log, "a", [], parts=lambda: parts, interval=2)
+    wait_for(lambda: held(other) == {0})
+    monkeypatch.setattr(late.log, "send", note)
+    # As far as it has read, nobody else is there.
+    found += parts
+    wait_for(lambda: late.log._places[0].catching_up, what="it asks for the end")
+    gate.set()
+    wait_for(lambda: late.log.is_current(0), what="it has read to the end")
+    assert not claims
+    assert late._attendance.list_members() == ["a", "z"]
+
+
 def test_a_log_that_was_cut_is_lost_and_what_it_still_says_is_held_again(
     log_topic, topic, join, wait_for
 ):

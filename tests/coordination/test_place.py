@@ -50,6 +50,18 @@ def test_a_snapshot_that_nobody_waits_for_does_not_stay_in_memory(read_first):
     assert not place._waiting
 
 
+def test_a_place_is_as_current_as_the_newest_own_record_that_was_read_back():
+    place = Place(0, 0, 0, 10.0)
+    old, new, unread = (Sent(Probe(ME)) for _ in range(3))
+    old.sent_at, new.sent_at, unread.sent_at = 5.0, 20.0, 30.0
+    for offset, sent in enumerate((old, new, unread)):
+        place.acknowledge(sent, offset)
+    place.fold(0, 1, 1, old.message, ME)
+    assert place.current_at == 10.0
+    place.fold(1, 2, 1, new.message, ME)
+    assert place.current_at == 20.0
+
+
 @pytest.fixture
 def holder():
     """A place of one partition, which this run of this member holds."""

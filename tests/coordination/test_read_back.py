@@ -21,6 +21,7 @@ from jobs_lib.coordination.messages import (
     Sender,
     Shared,
 )
+from jobs_lib.coordination.patience import read_clock
 from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.topics import Look
 from jobs_lib.coordination.world import Entry, Holding
@@ -48,12 +49,17 @@ class Stepped(Member):
             topics=["orders"],
             listener=Mock(),
         )
-        self.place = Place(0, 0, 0)
+        self.place = Place(0, 0, 0, read_clock())
         self.now_ms = 1
         self.sent: list[Sent] = []
         self.log._places, self.log.partitions = [self.place], 1
         self.log._writer = cast("Writer", self)
         self.log.is_known = True
+
+    def stand_still(self) -> None:
+        """Let the thread that reads stand still for longer than an interval."""
+        self.log._standstill._noted_at -= self.interval
+        self.log._standstill.note()
 
     def send(self, sent: Sent, *_: object) -> None:
         """Take a record as the writer does."""
@@ -145,6 +151,45 @@ def test_a_claim_that_cannot_be_sent_is_sent_again_by_the_next_tick_only(member)
     assert not member._kept
     # Else it would try again without a pause, as long as the right to write is missing.
     assert not member._news.is_set()
+
+
+@pytest.mark.guarantee("M11")
+def test_a_member_that_stood_still_reads_to_the_end_before_it_claims(member):
+    member.stand_still()
+    assert member._try_to_claim(ORDERS)
+    assert member._try_to_claim(ORDERS)
+    (asked,) = member.sent
+    # What came meanwhile stands before its probe: the partition is not free any more.
+    claim = member.read(ClaimingPartition(OTHER, ORDERS, 10_000))
+    assert not member._try_to_claim(ORDERS)
+    member.read(ReleasingPartition(OTHER, ORDERS, claim, None))
+    member._news.clear()
+    member.read_back(asked)
+    assert member._news.is_set()
+    assert isinstance(member.claim().message, ClaimingPartition)
+
+
+def test_a_member_that_stood_still_reads_first_whether_its_restart_goes_on(member):
+    member.stand_still()
+    member.place.current_at = read_clock()
+    home = Place(1, 0, 0, 0.0)
+    member.log._places.append(home)
+    member._find_home = lambda: 1
+    assert member._try_to_claim(ORDERS)
+    (asked,) = member.sent
+    assert isinstance(asked.message, Probe)
+    assert home.catching_up is asked
+
+
+def test_a_probe_for_the_end_that_failed_is_sent_by_the_next_tick_only(member):
+    member.stand_still()
+    member._news.clear()
+    assert member._try_to_claim(ORDERS)
+    member.log._give_up(member.sent[-1], 0, LATE)
+    # Else it would ask without a pause, as long as the right to write is missing.
+    assert not member._news.is_set()
+    assert member._try_to_claim(ORDERS)
+    assert [type(one.message) for one in member.sent] == [Probe] * 2
 
 
 def test_a_release_of_what_was_lost_lets_go_nothing_that_is_held_anew(member):
