@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,10 +17,27 @@ MINUTES = timedelta(minutes=10)
 """More than a busy machine makes of a second, and far less than the clock's hour."""
 
 
+NEEDS_FAKETIME = pytest.mark.skipif(
+    shutil.which("faketime") is None, reason="needs faketime"
+)
+
+
+@NEEDS_FAKETIME
+def test_a_killed_process_whose_clock_was_wrong_leaves_nothing_in_memory(run_process):
+    worker = run_process(
+        "-c", "import time; print('up'); time.sleep(600)", env=faketime(3600)
+    )
+    worker.wait_for_line("up")
+    left = f"*faketime*_{worker.pid}"
+    assert list(Path("/dev/shm").glob(left))
+    worker.close()
+    assert not list(Path("/dev/shm").glob(left))
+
+
 # libfaketime refuses a sleep of length zero, which dispatchers make.
 @pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("FP15")
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+@NEEDS_FAKETIME
 @pytest.mark.parametrize("shift", [3600, -3600])
 def test_times_and_backoff_follow_the_database(
     url, admin, start_worker, wait_for, shift

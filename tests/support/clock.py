@@ -109,6 +109,12 @@ def set_faketime(file: Path, seconds: int) -> None:
     new.replace(file)
 
 
+def clear_faketime(pid: int) -> None:
+    """Remove what libfaketime leaves in shared memory when its process is killed."""
+    for name in ("faketime_shm", "sem.faketime_sem"):
+        Path(f"/dev/shm/{name}_{pid}").unlink(missing_ok=True)
+
+
 @cache
 def _find_faketime() -> str:
     """Find the library that a process is to load.

@@ -12,6 +12,7 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 from typing import IO, TYPE_CHECKING
 
+from tests.support.clock import clear_faketime
 from tests.support.expectations import watch
 from tests.support.waiting import wait_for
 
@@ -138,6 +139,7 @@ class Worker:
     def close(self) -> None:
         """Kill what is left of it, and release pipes and threads."""
         self.kill()
+        clear_faketime(self.pid)
         watch.read([*self.lines, *self.errors])
         for stream in (self._child.stdout, self._child.stderr):
             if stream is not None:
