@@ -95,7 +95,8 @@ begin
             when "group" is null then floor(random() * home.partitions)::bigint
             else place_group("group", home.partitions)
         end;
-    elsif origin !~ '^[a-zA-Z0-9._-]+/[0-9]{1,9}$' or not exists (
+    -- Nobody would own orders/007: Kafka has no partition of that name.
+    elsif origin !~ '^[a-zA-Z0-9._-]+/(0|[1-9][0-9]{0,8})$' or not exists (
         select from topics t where t.topic = split_part(origin, '/', 1)
     ) then
         raise exception 'no topic is declared for the origin %', quote_literal(origin)

@@ -136,6 +136,10 @@ def test_the_sql_function_stores_every_argument(connect):
         ("'w', headers => '{\"a\": 1}'", "object of strings"),
         ("'w', origin => 'elsewhere/1'", "no topic is declared"),
         ("'w', origin => 'local'", "no topic is declared"),
+        *(
+            (f"'w', origin => 'local/{number}'", "no topic is declared")
+            for number in ("007", "00", "-1", "7 ", "7\n", "1234567890", "٣")
+        ),
     ],
 )
 def test_the_sql_function_refuses_invalid_arguments_with_a_hint(
