@@ -209,7 +209,7 @@ def coordination_pause(
             f"; it was paused until {printable(done.before)}" if done.before else ""
         )
         click.echo(f"paused: {group} until {printable(done.until)}{before}")
-        _warn_of_unknown(group, is_known=done.is_known)
+        _warn_of_unknown(group, topic, is_known=done.is_known)
         _name_holders(done.holders)
     sys.exit(1 if done.holders else 0)
 
@@ -247,7 +247,7 @@ def coordination_release(
         show_json(asdict(done))
     else:
         click.echo(f"{'not all ' if done.holders else ''}released: {group}")
-        _warn_of_unknown(group, is_known=done.is_known)
+        _warn_of_unknown(group, topic, is_known=done.is_known)
         _name_holders(done.holders)
     sys.exit(1 if done.holders else 0)
 
@@ -296,7 +296,8 @@ def coordination_set_position(
         settings, log_topic, group, topic, to, partitions=partitions, wait=wait
     )
     show([one.name for one in fields(Moved)], map(astuple, moved), as_json)
-    click.echo(f"go on: jobs-lib coordination resume {group}", err=True)
+    command = f"jobs-lib coordination resume {group} --log {log_topic}"
+    click.echo(f"go on: {command}", err=True)
 
 
 @coordination.command("check")
@@ -358,11 +359,11 @@ def _find_log(given: str | None) -> tuple[Settings, str]:
     return settings, log
 
 
-def _warn_of_unknown(group: str, *, is_known: bool) -> None:
+def _warn_of_unknown(group: str, log: str, *, is_known: bool) -> None:
     if not is_known:
         click.echo(
             f"warning: the log has said nothing of a group {group}: see `jobs-lib "
-            "coordination show` for those that it knows",
+            f"coordination show --log {log}` for those that it knows",
             err=True,
         )
 

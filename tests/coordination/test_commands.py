@@ -255,6 +255,7 @@ def test_a_group_that_the_log_does_not_know_is_paused_with_a_warning(log_topic, 
     log = log_topic()
     done = run(log, "pause", "shop.mialer", "--for", "1m")
     assert "the log has said nothing of a group shop.mialer" in done.stderr
+    assert f"show --log {log}" in done.stderr
     assert look(run, log)["pauses"][0]["group"] == "shop.mialer"
 
 

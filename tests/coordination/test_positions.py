@@ -154,7 +154,7 @@ def test_a_position_is_set_only_while_the_whole_group_is_paused(
     log, data = log_topic(2), topic(1)
     publish(data, 10)
     words = ("set-position", GROUP, data, "--to", "latest")
-    way_out = f"jobs-lib coordination pause {GROUP} --for 10m"
+    way_out = f"jobs-lib coordination pause {GROUP} --for 10m --log {log}"
     refused = str(run(log, *words, code=2).exception)
     assert "is not paused" in refused
     assert way_out in refused
@@ -164,7 +164,7 @@ def test_a_position_is_set_only_while_the_whole_group_is_paused(
     refused = str(run(log, *words, code=2).exception)
     assert "is paused in 1 of the 2 partitions of the coordination log" in refused
     other.send(ReleaseGroup(other.sender, later), place=1).wait(WAIT)
-    run(log, *words)
+    assert f"resume {GROUP} --log {log}" in run(log, *words).stderr
     run(log, "resume", GROUP)
     pause(settings, log, GROUP, timedelta(seconds=4))
     refused = str(run(log, *words, code=2).exception)

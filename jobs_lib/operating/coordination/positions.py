@@ -166,7 +166,8 @@ def _find_ends(log: Log) -> dict[int, int]:
         pauses = {one.place: one.pauses.get(group) for one in log.get_worlds()}
     ends = {place: 0 if one is None else one.until_ms for place, one in pauses.items()}
     over = [place for place, end in ends.items() if end <= now_ms]
-    way_out = f"Pause it first: jobs-lib coordination pause {group} --for 10m"
+    command = f"jobs-lib coordination pause {group} --for 10m --log {log.topic}"
+    way_out = f"Pause it first: {command}"
     if len(over) == len(ends):
         raise OperatingError(
             f"the group {group!r} is not paused, so that its members may process what "
