@@ -184,8 +184,11 @@ class Fleet:
         # with it, and have taken what it had let go stale.
         is_second = name in {one for one, _ in self._replaced}
         self._note(name, may_lose=is_second)
-        # The signal may come before it has begun.
-        was_early = code == -SIGTERM and not self._ended[-1].batches
+        # The signal may come before it has begun. And where all start or wake at once,
+        # a busy broker may not answer one of them in time: it ends, and says so.
+        was_early = not self._ended[-1].batches and (
+            code == -SIGTERM or "no Kafka broker at" in worker.output
+        )
         was_refused = is_second and (
             "is at work in the group" in worker.output
             or "has taken its partitions over" in worker.output
