@@ -300,6 +300,7 @@ def test_a_job_waits_for_a_group_whose_offset_is_above_the_end_and_says_so(
         wait_for(lambda: ran == [1], timeout=30, what="it has run")
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("K18")
 @pytest.mark.expects("loop.failed")
 def test_nothing_starts_on_answers_from_before_the_broker_went(

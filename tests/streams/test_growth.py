@@ -605,6 +605,7 @@ def test_a_second_command_waits_for_the_brokers_while_publishers_are_stopped(
     assert grow_at_once() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("T20")
 def test_a_growth_that_has_failed_at_the_brokers_is_done_again_as_a_whole(
     make, make_reader, name, monkeypatch

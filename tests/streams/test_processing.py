@@ -54,7 +54,13 @@ def end_senders_time(admin) -> None:
 
 @pytest.mark.expects("origins.lost")  # it is set back
 @pytest.mark.guarantee("T4", "T11", "T16")
-@pytest.mark.parametrize("by_job", [False, True], ids=["inline", "by a job"])
+@pytest.mark.parametrize(
+    "by_job",
+    [
+        pytest.param(False, id="inline"),
+        pytest.param(True, marks=pytest.mark.slow, id="by a job"),
+    ],
+)
 def test_a_tenant_is_registered_once_when_the_process_dies_before_the_call_ends(
     start_process, database_url, own_broker, make, admin, provider, name, wait_for,
     await_read, database, by_job,
