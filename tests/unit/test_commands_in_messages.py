@@ -68,7 +68,7 @@ def find_fault(words: list[str]) -> str | None:
         return error.format_message()
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     missing = [
-        one.make_metavar(context)
+        one.human_readable_name
         for one in arguments
         if one.required and not isinstance(given.get(str(one.name)), str | tuple)
     ]
