@@ -24,8 +24,11 @@ OLDEST = 14
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
 # Each process has a PostgreSQL and a Kafka of its own, and waits for a third of its
-# time. tests/support/order.py gives the order in which the files start.
-PROCESSES = min(6, max(2, (os.cpu_count() or 1) * 3 // 2))
+# time. Slow tests wait for none: they start whole services.
+# tests/support/order.py gives the order in which the files start.
+PROCESSORS = os.cpu_count() or 1
+PROCESSES = min(6, max(2, PROCESSORS * 3 // 2))
+SLOW_PROCESSES = min(4, max(2, PROCESSORS))
 BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 
 # Files whose subject does not depend on the server.
@@ -63,7 +66,8 @@ def main() -> int:
 
 def run(chosen: list[str]) -> int:
     """Run all tests; return pytest's exit code."""
-    command = make_command("junit", PROCESSES, chosen)
+    processes = PROCESSES if chosen else SLOW_PROCESSES
+    command = make_command("junit", processes, chosen)
     return subprocess.run(command, env=make_environment(), check=False).returncode
 
 
