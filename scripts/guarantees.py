@@ -72,17 +72,40 @@ def main() -> int:
 def marks(tests: Path) -> Iterator[Shown]:
     """Each test that names guarantees, in the files below a folder."""
     for path in sorted(tests.rglob("test_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        variables = {
-            target.id: node.value
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
+        tree = parse(path)
+        variables = imported(tree, tests.parent) | assigned(tree)
         for node in ast.walk(tree):
             if isinstance(node, Function) and (ids := named(node)):
                 yield Shown(path, node, ids, unless(node, variables))
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """The names that a module assigns, with their expressions."""
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def imported(tree: ast.Module, root: Path) -> dict[str, ast.expr]:
+    """The same for names that it imports from the tests' own modules."""
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            path = root / f"{node.module.replace('.', '/')}.py"
+            if node.module.startswith("tests.") and path.is_file():
+                known = assigned(parse(path))
+                names = {alias.name: alias.asname or alias.name for alias in node.names}
+                found |= {names[one]: known[one] for one in names if one in known}
+    return found
 
 
 def unless(function: Function, variables: Mapping[str, ast.expr]) -> str:

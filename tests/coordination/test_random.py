@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +25,12 @@ from tests.coordination.fleet import (
 )
 from tests.coordination.journals import read_log, read_run
 from tests.coordination.overlaps import compare_clocks, read_shift
-from tests.support.clock import faketime_by, set_faketime
+from tests.support.clock import (
+    HAS_FAKETIME,
+    NEEDS_FAKETIME,
+    faketime_by,
+    set_faketime,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
     from tests.support.worker import Worker
 
 WAIT = 120.0
-HAS_FAKETIME = shutil.which("faketime") is not None
-NEEDS_FAKETIME = pytest.mark.skipif(not HAS_FAKETIME, reason="needs faketime")
 
 
 def are_states_told(settings: Settings, log: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,15 +10,10 @@ import pytest
 
 from tests.faults.helpers import count, effects, enqueue
 from tests.support.apps import make_app
-from tests.support.clock import faketime
+from tests.support.clock import NEEDS_FAKETIME, faketime
 
 MINUTES = timedelta(minutes=10)
 """More than a busy machine makes of a second, and far less than the clock's hour."""
-
-
-NEEDS_FAKETIME = pytest.mark.skipif(
-    shutil.which("faketime") is None, reason="needs faketime"
-)
 
 
 @NEEDS_FAKETIME

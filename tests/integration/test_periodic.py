@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ import pytest
 from jobs_lib.service.scheduler import Scheduler
 from jobs_lib.service.service import Service
 from tests.support.apps import heard, make_app
-from tests.support.clock import FakeClock, faketime
+from tests.support.clock import NEEDS_FAKETIME, FakeClock, faketime
 
 if TYPE_CHECKING:
     from jobs_lib import Job
@@ -379,7 +378,7 @@ def test_ticks_follow_the_clock_of_the_database_where_it_differs_from_the_pods(
     assert_each_second_once(ticks, ticks[0] - timedelta(seconds=1))
 
 
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime")
+@NEEDS_FAKETIME
 def test_pods_with_wrong_clocks_tick_by_the_database(
     database_url, admin, start_process, wait_for
 ):

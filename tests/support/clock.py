@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from datetime import UTC, datetime, timedelta
@@ -9,10 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     import psycopg
+
+HAS_FAKETIME = shutil.which("faketime") is not None
+NEEDS_FAKETIME = pytest.mark.skipif(not HAS_FAKETIME, reason="needs faketime")
 
 
 class Clock:

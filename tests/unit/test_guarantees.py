@@ -71,6 +71,24 @@ def test_the_page_marks_tests_that_the_everyday_run_leaves_out(project):
     assert "[quick](../tests/test_it.py) |" in written
 
 
+def test_the_page_knows_a_mark_that_a_module_of_the_tests_keeps(project):
+    root, run = project
+    (root / "tests" / "support").mkdir()
+    (root / "tests" / "support" / "programs.py").write_text(
+        'NEEDS = pytest.mark.skipif(True, reason="no such program")\n'
+    )
+    code = run("""
+        from tests.support.programs import NEEDS as NEEDED
+
+        @NEEDED
+        @pytest.mark.guarantee("A1")
+        def test_skipped(): ...
+    """)
+    assert code == 0
+    written = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert "Shown only by tests with the mark *no such program*: A1.\n" in written
+
+
 def test_the_check_fails_for_an_outdated_page(project, capsys):
     _, run = project
     assert run(SHOWN, "--check") == 1
