@@ -195,7 +195,13 @@ def test_every_part_of_a_service_writes_under_read_committed(
     strict_url, admin, connect, bootstrap_servers, topic, wait_for
 ):
     name = topic(1)
-    app = make_app(strict_url, home=name, kafka_bootstrap_servers=bootstrap_servers)
+    # The relay gives a busy broker half of that to answer.
+    app = make_app(
+        strict_url,
+        home=name,
+        kafka_bootstrap_servers=bootstrap_servers,
+        session_timeout=60.0,
+    )
     admin.execute("create table item (id text); insert into item values ('a'), ('b')")
     admin.execute(REFUSE)
     with pytest.raises(psycopg.errors.RaiseException, match="UPDATE of topics under"):
