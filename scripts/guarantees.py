@@ -11,6 +11,7 @@ import ast
 import sys
 import tomllib
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,14 +96,20 @@ def assigned(tree: ast.Module) -> dict[str, ast.expr]:
     }
 
 
+@cache
+def assigned_in(path: Path) -> dict[str, ast.expr]:
+    """The same of a module that many tests import."""
+    return assigned(parse(path))
+
+
 def imported(tree: ast.Module, root: Path) -> dict[str, ast.expr]:
-    """The same for names that it imports from the tests' own modules."""
+    """The names that a module imports from the tests' own, with their expressions."""
     found: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             path = root / f"{node.module.replace('.', '/')}.py"
             if node.module.startswith("tests.") and path.is_file():
-                known = assigned(parse(path))
+                known = assigned_in(path)
                 names = {alias.name: alias.asname or alias.name for alias in node.names}
                 found |= {names[one]: known[one] for one in names if one in known}
     return found
