@@ -149,12 +149,14 @@ def test_rows_that_wait_for_a_lock_leave_no_statement_behind(
         lambda record: {"n": record.value}
     )
     produce(bootstrap_servers, name, [("k0", 0)])
+    blocker = connect()
+    # Before the consumer starts: the record must not be in already.
+    blocker.execute("lock table rows in exclusive mode")
     with heard("record.failed") as failed, running(app, "consumers"):
-        with connect() as blocker:
-            blocker.execute("lock table rows in exclusive mode")
-            # A busy machine may not connect within a second each time.
-            wait_for(lambda: len(failed) > 2, timeout=150, what="it is told")
-            assert connected_as(admin, "consume", "Lock") <= 1
+        # A busy machine may not connect within a second each time.
+        wait_for(lambda: len(failed) > 2, timeout=150, what="it is told")
+        assert connected_as(admin, "consume", "Lock") <= 1
+        blocker.rollback()
         wait_for(
             lambda: admin.execute("select from rows").rowcount,
             timeout=60,
