@@ -102,9 +102,9 @@ def set_config(admin, log: str, name: str, value: str) -> None:
 def test_a_record_is_read_back_with_its_offset_and_what_it_did(log_topic, open_log):
     name = log_topic()
     log, other = open_log(name, "a"), open_log(name, "b")
-    claim = log.send(ClaimingPartition(log.sender, ORDERS, 500))
+    claim = log.send(ClaimingPartition(log.sender, ORDERS, 60_000))
     assert claim.wait(WAIT) is Outcome.VALID
-    late = other.send(ClaimingPartition(other.sender, ORDERS, 500))
+    late = other.send(ClaimingPartition(other.sender, ORDERS, 60_000))
     assert late.wait(WAIT) is Outcome.HELD
     assert (claim.offset, late.offset) == (0, 1)
     beat = log.send(Heartbeat(log.sender, ORDERS, 0, 7))

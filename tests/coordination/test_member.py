@@ -201,8 +201,8 @@ def test_the_partitions_of_a_dead_member_are_taken_between_two_and_three_interva
         return real(offset, time_ms, partitions, said, own)
 
     watching._places[0].fold = fold
-    first = join(log, "a", [data], interval=1.0)
-    second = join(log, "b", [data], interval=1.0)
+    first = join(log, "a", [data], interval=2.0)
+    second = join(log, "b", [data], interval=2.0)
     wait_for(lambda: len(held(first)) == len(held(second)) == 2)
     gone = held(first)
     die(first)
@@ -215,7 +215,7 @@ def test_the_partitions_of_a_dead_member_are_taken_between_two_and_three_interva
             for said, ms in times[number]
             if isinstance(said, ClaimingPartition) and said.sender == second.sender
         )
-        assert 2_000 < claim - last < 3_000
+        assert 4_000 < claim - last < 6_000
 
 
 @pytest.mark.guarantee("M10")
@@ -342,7 +342,8 @@ def test_heartbeats_come_within_the_interval_while_a_listener_hangs(
     log_topic, topic, join, open_log, wait_for, gate
 ):
     log, data = log_topic(1), topic(1)
-    member = join(log, "a", [data])
+    # A busy machine may delay a heartbeat by more than half a second.
+    member = join(log, "a", [data], interval=2.0)
     member._listener.leave = lambda shared: gate.wait(WAIT)
     wait_for(lambda: held(member) == {0})
     times: list[float] = []
@@ -358,8 +359,8 @@ def test_heartbeats_come_within_the_interval_while_a_listener_hangs(
     pauser = open_log(log, "pauser")
     now_ms = pauser.get_world(0).now_ms
     pauser.send(ReleaseGroup(pauser.sender, now_ms + 60_000), place=0).wait(WAIT)
-    wait_for(lambda: len(times) > 15, what="heartbeats go on")
-    assert max(b - a for a, b in itertools.pairwise(times)) < INTERVAL * 1000
+    wait_for(lambda: len(times) > 8, what="heartbeats go on")
+    assert max(b - a for a, b in itertools.pairwise(times)) < 2_000
     assert member.is_sure(Shared("shop.mailer", data, 0))
     gate.set()
 
@@ -464,7 +465,7 @@ def test_a_paused_group_releases_and_claims_nothing_until_the_pause_is_over(
     wait_for(lambda: count_held() == [2, 2], what=lambda: f"both share: {count_held()}")
     pauser = open_log(log, "pauser")
     began = max(one.now_ms for one in pauser.get_worlds())
-    until = began + 3_000
+    until = began + 8_000
     for place in range(2):
         pauser.send(ReleaseGroup(pauser.sender, until), place=place).wait(WAIT)
     wait_for(lambda: count_held() == [0, 0], what="all is released")

@@ -280,7 +280,10 @@ def test_executors_without_a_connection_for_hints_poll_at_the_plain_interval(
 
 
 @pytest.mark.expects("loop.failed")
-def test_a_direct_host_that_says_nothing_holds_up_no_claim(url, connect, wait_for):
+def test_a_direct_host_that_says_nothing_holds_up_no_claim(
+    url, connect, wait_for, monkeypatch
+):
+    monkeypatch.setattr("jobs_lib.postgres.database._CONNECT_WITHIN", 60)
     with Proxy.before(url) as proxy:
         proxy.hold()
         app = make_app(url, direct_url=proxy.url(url), poll_interval=0.05)
@@ -358,7 +361,7 @@ def test_a_time_limit_does_not_count_the_wait_for_a_silent_database(
     url, connect, proxy, wait_for, monkeypatch, asked
 ):
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
-    app = make_app(proxy.url(url), database_timeout=1, stale_after=60)
+    app = make_app(proxy.url(url), database_timeout=2, stale_after=60)
     first, lent, gate = add_first(app)
     held: list[str] = []
 
@@ -370,14 +373,14 @@ def test_a_time_limit_does_not_count_the_wait_for_a_silent_database(
     once = exponential(max_attempts=1)
     rate = Rate(1_000) if asked == "start" else None
 
-    @app.job(time_limit=0.5, retry=once, rate=rate)
+    @app.job(time_limit=1, retry=once, rate=rate)
     def work(job, text: str) -> None:
         hold("begin")
         with job.transaction() as connection:
             connection.execute("select 1")
             hold("commit")
 
-    @app.job(time_limit=0.5, retry=once)
+    @app.job(time_limit=1, retry=once)
     async def wait(job, text: str) -> None:
         async with job.transaction() as connection:
             await connection.execute("select 1")

@@ -75,7 +75,7 @@ def test_an_outage_in_which_all_look_dead_burns_no_attempt_and_moves_nothing(
             other.hold()
 
         check(
-            Scene(url, [one.url(url), other.url(url)], 4.0, wait_for),
+            Scene(url, [one.url(url), other.url(url)], 6.0, wait_for),
             strike,
             one.release,
             other.release,
@@ -186,8 +186,8 @@ def test_a_pod_that_waited_for_its_database_does_not_take_silent_owners_for_dead
             starting.start()
             try:
                 wait_for(lambda: failed, timeout=30, what="it waits")
-                proxy.turn(url)
                 turned_at = time.monotonic()
+                proxy.turn(url)
                 wait_for(
                     lambda: admin.execute(taken, (silent,)).rowcount,
                     timeout=40,

@@ -243,6 +243,7 @@ def test_jobs_start_without_a_long_gap_while_others_are_cancelled(
         at = time.monotonic()
         wait_for(lambda: len(started) >= 4_000, timeout=90, what="all have run")
     last = max(started.values())
-    times = sorted([*started.values(), at])
+    # All may have run before the last one was cancelled.
+    times = sorted([*started.values(), min(at, last)])
     longest = max(b - a for a, b in itertools.pairwise(times))
     assert longest < WITHIN, f"{longest} s in which nothing started before {last}"

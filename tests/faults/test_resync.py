@@ -159,6 +159,8 @@ def is_right(admin) -> bool:
     return (rows, right, told) == (KEYS, KEYS, KEYS)
 
 
+# A block at the gate may outlast the hand-over of its partition.
+@pytest.mark.expects("loop.failed")
 @pytest.mark.guarantee("W66", "W64")
 def test_several_commands_share_the_partitions_and_one_ends_the_work(
     start, filled, admin, read_owned, tmp_path, wait_for

@@ -259,7 +259,8 @@ def test_an_executor_waits_for_a_server_that_refuses(
     ):
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(ROLE)
-        enqueue(url, "add", 300)
+        # So many that some are left once the server refuses.
+        enqueue(url, "add", 1_500)
         parts = urlsplit(url)
         there = parts.netloc.rpartition("@")[2]
         worker = start_worker(
@@ -285,7 +286,7 @@ def test_an_executor_waits_for_a_server_that_refuses(
             what=lambda: f"all have run\n{worker.output}",
         )
         assert worker.running
-        assert effects(url) == [*range(300)]
+        assert effects(url) == [*range(1_500)]
         assert attempts(url) == {("completed", 1)}
         worker.kill()
 

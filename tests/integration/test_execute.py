@@ -543,7 +543,7 @@ def test_the_attempt_of_a_job_out_of_time_commits_nothing_and_another_runs(
 
     with connect() as connection:
         work.enqueue(connection)
-    with executing(app, HOME, workers=1), heard("job.stuck") as stuck:
+    with heard("job.stuck") as stuck, executing(app, HOME, workers=1):
         wait_for(lambda: count(admin, "history") == 1, what="the second attempt ran")
         over.set()
         wait_for(refused.is_set, what="the first one is refused")

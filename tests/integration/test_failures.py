@@ -32,7 +32,7 @@ def test_a_failed_attempt_is_one_warning_with_its_traceback(
 
     with connect() as connection:
         job_id = charge.enqueue(connection, g="ada")
-    with executing(app, HOME), heard("job.failed") as failed:
+    with heard("job.failed") as failed, executing(app, HOME):
         wait_for(lambda: failed, what="it has failed")
     (record,) = lines(caplog, "job.failed")
     assert record.levelno == logging.WARNING
@@ -112,7 +112,7 @@ def test_many_failures_of_one_kind_are_few_lines(app, admin, connect, wait_for, 
 
     with connect() as connection:
         charge.enqueue_many(connection, [{"n": n} for n in range(50)])
-    with executing(app, HOME), heard("job.failed") as failed:
+    with heard("job.failed") as failed, executing(app, HOME):
         wait_for(lambda: count(admin, "discarded") == 50, what="all have failed")
         wait_for(lambda: len(failed) == 50, what="each is an event")
     told = lines(caplog, "job.failed")
@@ -144,7 +144,7 @@ def test_failures_that_no_handler_raised_are_logged_too(
         misfit.enqueue(connection, n=1)
     admin.execute("update jobs_lib.jobs set crashes = 3 where type = 'crashed'")
     admin.execute("update jobs_lib.jobs set payload = '{}' where type = 'misfit'")
-    with executing(app, HOME), heard("job.failed") as failed:
+    with heard("job.failed") as failed, executing(app, HOME):
         wait_for(lambda: len(failed) >= 3, what="all have failed")
     told = {r.fields["type"]: r for r in lines(caplog, "job.failed")}
     assert told["slow"].fields["error"] == "the time limit of 0.05 s is over"

@@ -59,7 +59,8 @@ def test_every_attempt_of_a_job_carries_the_same_key(
             app.jobs[kind].options(origin="local/1").enqueue(connection)
     with executing(app, HOME):
         assert inside.wait(30)
-        # A take-over cuts off the third attempt of one of them.
+        wait_for(lambda: count(admin, "history") == 2, what="the others ended")
+        # A take-over cuts off the third attempt of this one.
         with executing(app, HOME):
             wait_for(lambda: count(admin, "jobs") == 0, what="all ended")
             taken.set()
@@ -83,7 +84,7 @@ class Withdrawn(Exception):
 @pytest.mark.guarantee("J8")
 def test_gaps_follow_the_formula(app, admin, connect, wait_for):
     # The delay is so long that none of a thousand comes back while the test waits.
-    @app.job(retry=exponential(first=1e6, factor=2, cap=2.5e6))
+    @app.job(retry=exponential(first=1e9, factor=2, cap=2.5e9))
     def fail(job: Job) -> None:
         raise RuntimeError("always")
 
@@ -104,7 +105,7 @@ def test_gaps_follow_the_formula(app, admin, connect, wait_for):
                 timeout=60,
                 what=f"{attempt} failures each",
             )
-            bound = [1e6, 2e6, 2.5e6][attempt - 1]
+            bound = [1e9, 2e9, 2.5e9][attempt - 1]
             assert distance_from_even(gaps(attempt), bound) < 0.09
             admin.execute("update jobs_lib.jobs set run_at = now()")
 
@@ -297,7 +298,7 @@ def test_a_handler_that_overruns_its_limit_is_cancelled_or_fenced_and_reported(
     with connect() as connection:
         plain.enqueue(connection)
         waiting.enqueue(connection)
-    with executing(app, HOME, workers=1), heard("job.stuck") as stuck:
+    with heard("job.stuck") as stuck, executing(app, HOME, workers=1):
         wait_for(lambda: count(admin, "history") == 2, what="second attempts ran")
         assert cancelled == [1]
         over.set()
@@ -330,7 +331,7 @@ def test_a_handler_that_hangs_in_its_transaction_keeps_no_lock_and_no_connection
         if over.is_set():
             ended.append(type(error))
 
-    @app.job(name="plain", time_limit=0.5, retry=retry)
+    @app.job(name="plain", time_limit=1.5, retry=retry)
     def plain(job: Job) -> None:
         try:
             with job.transaction() as connection:
@@ -341,7 +342,7 @@ def test_a_handler_that_hangs_in_its_transaction_keeps_no_lock_and_no_connection
             note(error)
             raise
 
-    @app.job(name="async", time_limit=0.5, retry=retry)
+    @app.job(name="async", time_limit=1.5, retry=retry)
     async def stubborn(job: Job) -> None:
         try:
             async with job.transaction() as connection:
@@ -353,7 +354,7 @@ def test_a_handler_that_hangs_in_its_transaction_keeps_no_lock_and_no_connection
             note(error)
             raise
 
-    @app.job(name="statement", time_limit=0.5, retry=retry)
+    @app.job(name="statement", time_limit=1.5, retry=retry)
     def statement(job: Job) -> None:
         with job.transaction() as connection:
             connection.execute(change)
@@ -362,7 +363,7 @@ def test_a_handler_that_hangs_in_its_transaction_keeps_no_lock_and_no_connection
 
     with connect() as connection:
         app.jobs[kind].enqueue(connection)
-    with executing(app, HOME, workers=1), heard("job.stuck") as stuck:
+    with heard("job.stuck") as stuck, executing(app, HOME, workers=1):
         wait_for(lambda: count(admin, "history") == 1, what="an attempt ends well")
         over.set()
         expected = [] if kind == "statement" else [FencedError] * 2

@@ -43,14 +43,14 @@ def test_a_batch_takes_one_claim_and_one_completion_and_starts_are_free(
 ):
     # On a busy machine jobs may wait for long, and none is to be claimed a second time.
     monkeypatch.setattr("jobs_lib.executor.dispatcher._HOARDED", 60.0)
-    app = make_app(database_url)
+    app = make_app(database_url, stale_after=60)
 
     @app.job(group=group)
     def work(job: Job, group: str) -> None: ...
 
     with connect() as connection:
         work.enqueue_many(connection, [{"group": f"g{n % 300}"} for n in range(JOBS)])
-    with executing(app, HOME, batch=400), heard("jobs.claimed") as claimed:
+    with heard("jobs.claimed") as claimed, executing(app, HOME, batch=400):
         wait_for(lambda: count(admin, "jobs") == 0, timeout=60, what="all ran")
         # Handlers that need nothing cause no statement, and not even a connection.
         others = admin.execute(

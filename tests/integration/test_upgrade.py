@@ -39,7 +39,7 @@ def next_release(tmp_path):
 
 def make_release(url, name, *, knows_fresh):
     """An app; its jobs note in the table ``fx`` which release has run them."""
-    app = make_app(url)
+    app = make_app(url, stale_after=20.0)
 
     def note(job: Job) -> None:
         with job.transaction() as connection:

@@ -182,15 +182,21 @@ def test_a_relay_replaced_while_it_looks_for_refused_records_sends_nothing(
 ):
     made: Counter[int] = Counter()
     make = ShardProducers._make
+    # This process lives for long, so that the shard is not taken again.
+    (other,) = admin.execute(
+        "insert into jobs_lib.processes (id, pod, roles, host, pid, version,"
+        " heartbeat_at) values (gen_random_uuid(), 'other', '{}', '', 1, '',"
+        " clock_timestamp() + interval '1 hour') returning id"
+    ).fetchone()
 
     def replaced(self, shard):
         # Another relay takes over between the broker's refusal and the next producer.
         made[shard] += 1
         if made[shard] == 2:
             admin.execute(
-                "update jobs_lib.origins set owner = gen_random_uuid(),"
-                " epoch = epoch + 1 where role = 'relay' and origin = %s",
-                (f"shard/{shard}",),
+                "update jobs_lib.origins set owner = %s, epoch = epoch + 1"
+                " where role = 'relay' and origin = %s",
+                (other, f"shard/{shard}"),
             )
         return make(self, shard)
 

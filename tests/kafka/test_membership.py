@@ -179,7 +179,7 @@ def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
 @pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK19")
 def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
-    make, database_url, await_owned, wait_for
+    make, database_url, admin, await_owned, wait_for
 ):
     quick = {"give_up_after": 2.0, "database_timeout": 1.0}
     with (
@@ -191,6 +191,19 @@ def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
         heard("origins.taken") as taken,
     ):
         await_owned({"pod-a": 3, "pod-b": 3})
+        # Its threads tell of what they have taken only after the database has it.
+        shares = admin.execute(
+            "select o.role, array_agg(origin order by origin) from jobs_lib.origins o"
+            " join jobs_lib.processes p on p.id = owner where pod = 'pod-b' group by 1"
+        ).fetchall()
+        assert len(shares) == 2
+        wait_for(
+            lambda: (
+                {(role, tuple(origins)) for role, origins in shares}
+                <= {(one["role"], tuple(one["origins"])) for _, one in taken}
+            ),
+            what=lambda: f"{shares} are told: {taken}",
+        )
         taken.clear()
         proxy.hold()
         await_owned({"pod-a": 6})

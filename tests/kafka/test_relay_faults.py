@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 BLOCK = 10
-STALE_AFTER = 1.0
+STALE_AFTER = 3.0
 QUICK = {
     "relay_block": BLOCK,
     "stale_after": STALE_AFTER,
     "heartbeat_interval": 0.2,
-    "session_timeout": 2.0,
+    "session_timeout": 6.0,
 }
 
 

@@ -57,6 +57,8 @@ def test_two_processes_share_the_shards_and_stop_on_one_signal(
     numbers = app.topic(topic(4), value=int)
     settings = {
         "ownership": ownership,
+        # Both live: a busy machine must not let one count as dead.
+        "stale_after": "20",
         "coordination_topic": topic(2, prefix="log", config=WANTED),
         "coordination_interval": "2",
     }

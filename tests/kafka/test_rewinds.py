@@ -29,7 +29,12 @@ def name(topic, bootstrap_servers):
 @pytest.fixture
 def app(make):
     """An app whose processes notice soon what they have lost."""
-    return make(heartbeat_interval=HEARTBEAT, stale_after=5.0)
+    return make(
+        heartbeat_interval=HEARTBEAT,
+        stale_after=5.0,
+        # However busy the machine is, no block ends before it is full.
+        consumer_block_seconds=60.0,
+    )
 
 
 def test_a_partition_taken_again_before_anything_was_stored_loses_nothing(

@@ -93,7 +93,7 @@ def test_a_hung_call_holds_up_its_own_group_and_not_the_consumer(
     endpoint = socket.create_server(("127.0.0.1", 0))
     calls: list[int] = []
 
-    @app.job(group="key", time_limit=0.5, retry=exponential(first=0.05, cap=0.05))
+    @app.job(group="key", time_limit=1.5, retry=exponential(first=0.05, cap=0.05))
     def call(job: Job, key: str, n: int) -> None:
         if key == "hung":
             calls.append(job.attempt)

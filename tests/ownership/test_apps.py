@@ -233,7 +233,7 @@ def test_an_app_that_has_lost_an_origin_commits_nothing(
 
     with connect() as connection:
         effect.enqueue(connection)
-    with running(two, "executor"), heard("origins.lost") as lost:
+    with heard("origins.lost") as lost, running(two, "executor"):
         wait_for(lambda: not count(admin, "jobs"), timeout=30, what="it runs again")
     assert len(refused) == 1
     assert {fields["role"] for _, fields in lost} == {"execute:shipping"}

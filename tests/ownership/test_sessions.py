@@ -66,9 +66,9 @@ def test_a_take_over_does_not_wait_for_a_silent_process(
 def test_no_other_session_is_ended(silent, live, session, wait_for):
     of_dead, idle, of_live = session(silent), session(silent), session(live.id)
     idle.execute("select 1")
-    of_live.execute("begin; select 1")
-    of_dead.execute("begin; select 1")
     with heard("sessions.ended") as ended:
+        of_live.execute("begin; select 1")
+        of_dead.execute("begin; select 1")
         wait_for(lambda: ended, what="the one in a transaction is ended")
     assert ended[0][1] == {"process": silent, "sessions": 1}
     with pytest.raises(psycopg.OperationalError):

@@ -256,7 +256,7 @@ def owners(admin) -> int:
 def test_two_processes_share_the_work_and_stop_on_one_signal(
     start, admin, database_url, connect, wait_for
 ):
-    parent = start()
+    parent = start(stale_after=20.0)
     wait_for(lambda: owners(admin) == 2, timeout=60, what="both have their share")
     enqueue(database_url, connect, 200)
     count = "select count(*), count(distinct job), count(distinct pid) from runs"
@@ -355,7 +355,7 @@ def test_a_child_that_dies_is_started_again(start, admin, wait_for):
 def test_a_process_whose_handlers_leak_is_replaced_in_order(
     start, admin, database_url, connect, wait_for
 ):
-    parent = start(workers=1, max_memory=LIMIT)
+    parent = start(workers=1, max_memory=LIMIT, stale_after=20.0)
     wait_for(lambda: owners(admin) == 2, timeout=60, what="both have their share")
     app = make_app(database_url)
 

@@ -92,7 +92,7 @@ def test_the_jobs_a_stop_waits_for_are_listed_by_type_and_shortened():
 @pytest.mark.guarantee("FP19")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_running_jobs_end_and_leaves_the_rest(start, admin, number):
-    worker = start(1.0, 30.0)
+    worker = start(2.5, 30.0)
     worker.signal(number)
     assert worker.wait() == 0
     ended = len(said(worker, "ended"))

@@ -229,7 +229,7 @@ def test_a_user_with_all_rights_consumes_and_sends(
 ):
     read, written = secured_topic(), secured_topic()
     allow(grant, "alice", read, written)
-    app = secured_app(home=read)
+    app = secured_app(home=read, session_timeout=60.0)
     seen = listen(app, read)
     topic = app.topic(written, value=int)
     produce(secured.bootstrap_servers, read, [("a", 1)])
@@ -286,7 +286,8 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
     if not kept:
         # A user who may read a topic also sees that it exists.
         revoke("alice", "TOPIC", denied, "READ")
-    app = secured_app()
+    # The half of it is what a transaction may wait for a busy broker.
+    app = secured_app(session_timeout=60.0)
     topics = [app.topic(name, value=int) for name in (denied, granted)]
 
     def send(numbers: range) -> None:

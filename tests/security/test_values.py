@@ -379,11 +379,18 @@ def test_a_record_that_cannot_be_handled_is_reported_without_its_value(
     assert "table model is refused: Invalid" in errors[f"{rows}/0"]
 
 
+def relaying_app(url: str, bootstrap_servers: str) -> App:
+    """Make an app whose relay waits for a busy broker."""
+    return make_app(
+        url, kafka_bootstrap_servers=bootstrap_servers, session_timeout=60.0
+    )
+
+
 @pytest.mark.guarantee("FS16")
 def test_a_held_row_is_reported_without_its_value(
     database_url, connect, topic, bootstrap_servers, wait_for, events
 ):
-    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    app = relaying_app(database_url, bootstrap_servers)
     people = app.topic(topic(), value=Strict, compacted=True)
 
     @app.entity(people, source="people", key="id")
@@ -575,7 +582,7 @@ def test_an_error_of_a_loader_is_reported_without_values(
     wait_for,
     events,
 ):
-    app = make_app(database_url, kafka_bootstrap_servers=bootstrap_servers)
+    app = relaying_app(database_url, bootstrap_servers)
     sent = app.topic(topic(), value=Strict, compacted=True)
 
     @app.entity(sent, source="people", key="id")

@@ -156,14 +156,13 @@ def test_what_kafka_has_not_acknowledged_is_found_before_it_is_sent_again(
             failed.append(error)
 
     if lost == "the answer":
-        proxy.swallow(id_)
+        proxy.swallow(id_, hold=True)
     else:
         proxy.hold()
     caller = threading.Thread(target=publish)
     caller.start()
     if lost == "the answer":
         assert proxy.swallowed.wait(30)
-        proxy.hold()
     caller.join()
     assert len(failed) == 1
     proxy.restore()

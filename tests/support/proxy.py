@@ -33,7 +33,7 @@ class Proxy:
     - `thaw()`: delivers them, late and complete;
     - `turn(url)`: cuts all connections, and leads new ones to another server;
     - `swallow(text)`: on a connection whose client has sent ``text``, it drops the
-      server's answer, and cuts the connection. Once.
+      server's answer, and cuts the connection. Once. It can hold all others from then.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -48,6 +48,7 @@ class Proxy:
         self._flows = threading.Event()
         self._flows.set()
         self._swallow: bytes | None = None
+        self._holds = False
         self.swallowed = threading.Event()
         """Set once an answer has been dropped."""
         self._closed = False
@@ -140,10 +141,15 @@ class Proxy:
         self._target = (parts.hostname, parts.port)
         self.reset()
 
-    def swallow(self, text: str) -> None:
-        """Drop the answer to the next request that contains this text."""
+    def swallow(self, text: str, *, hold: bool = False) -> None:
+        """Drop the answer to the next request that contains this text.
+
+        Args:
+            text: to look for.
+            hold: whether to hold all connections then, before the client can ask again.
+        """
         self.swallowed.clear()
-        self._swallow = text.encode()
+        self._swallow, self._holds = text.encode(), hold
 
     def _accept(self) -> None:
         while not self._closed:
@@ -199,6 +205,8 @@ class Proxy:
                     server.sendall(data)
                 elif cutting:
                     # The server has answered, so it has done its work.
+                    if self._holds:
+                        self.hold()
                     self.swallowed.set()
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     return

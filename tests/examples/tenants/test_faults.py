@@ -129,11 +129,10 @@ def test_while_kafka_is_away_a_request_waits_and_is_refused_without_an_event(
 def test_an_answer_of_kafka_that_is_lost_is_no_success_and_is_found(
     stage, api, http, broker
 ):
-    broker.proxy.swallow("post-lost")
+    broker.proxy.swallow("post-lost", hold=True)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(post, http, "lost")
         assert broker.proxy.swallowed.wait(30)
-        broker.proxy.hold()
         answer = sent.result(60)
     assert answer.status_code == 503
     assert "not known" in answer.json()["detail"]
