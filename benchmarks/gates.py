@@ -275,7 +275,7 @@ def main(quick: bool) -> None:
     with Server() as server, KafkaBroker.ephemeral(jvm=FAST_JVM) as broker:
         figures: dict[str, float | None] = {
             **measure_memory(server, broker, 1_000_000 // part),
-            **measure_open(server, broker, 50_000 // part, 1 if quick else 5),
+            **measure_open(server, broker, 400_000 // part, 1 if quick else 9),
             **measure_release(server, broker, 2 if quick else 100),
             **measure_requests(server, broker),
             **measure_done(
