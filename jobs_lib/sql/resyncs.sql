@@ -2,7 +2,7 @@
 
 -- name: begin_resync
 insert into {schema}.resyncs (model, topic, topic_id, consumer_group, begins, notes)
-values (%(model)s, %(topic)s, %(topic_id)s, %(group)s, %(begins)s, 2)
+values (%(model)s, %(topic)s, %(topic_id)s, %(group)s, %(begins)s, 3)
 on conflict (model) do nothing
 returning model
 
@@ -40,22 +40,36 @@ on conflict (consumer_group, topic, partition) do update set
     next_offset = excluded.next_offset, topic_id = excluded.topic_id,
     highest_offset = null, failed_offset = null, failure = null, failing_since = null
 
+-- part: note_lists
+-- A row for each key would take twice the time here, and at the end.
+insert into {schema}.resync_noted (model, keys, versions, partitions, record_offsets)
+select %(model)s, array_agg(n.key), array_agg(n.version), array_agg(n.partition),
+    array_agg(n.record_offset)
+from noted n
+group by n.number / 5000
+
 -- template: note_model_keys
 -- Each key as the consumer writes it: of a UUID the digits alone.
-insert into {schema}.resync_noted (model, key, version, partition, record_offset)
-select %(model)s, t.key, t.version, k.partition, k.record_offset
-from (
-    select case when %(digits_alone)s then replace({key}::text, '-', '')
-        else {key}::text end as key, version
-    from {table}
-) t
-left join {schema}.model_keys k on k.model = %(model)s and k.key = t.key
+with noted as (
+    select t.key, t.version, k.partition, k.record_offset,
+        row_number() over () as number
+    from (
+        select case when %(digits_alone)s then replace({key}::text, '-', '')
+            else {key}::text end as key, version
+        from {table}
+    ) t
+    left join {schema}.model_keys k on k.model = %(model)s and k.key = t.key
+)
+{note_lists}
 
 -- name: note_side_keys
-insert into {schema}.resync_noted (model, key, version, partition, record_offset)
-select k.model, k.key, k.version, k.partition, k.record_offset
-from {schema}.model_keys k
-where k.model = %(model)s and not k.is_gone
+with noted as (
+    select k.key, k.version, k.partition, k.record_offset,
+        row_number() over () as number
+    from {schema}.model_keys k
+    where k.model = %(model)s and not k.is_gone
+)
+{note_lists}
 
 -- name: note_shown
 -- The lock keeps the end from looking at half of the blocks. Nothing is noted for one
@@ -92,14 +106,15 @@ order by p.partition
 -- table's column has them: it may write one otherwise than its record.
 with noted as (
     delete from {schema}.resync_noted where model = %(model)s
-    returning model, key, version, partition, record_offset
+    returning keys, versions, partitions, record_offsets
 ), shown as (
     delete from {schema}.resync_shown where model = %(model)s
     returning keys
 )
 insert into {schema}.resync_unshown (model, key, version, partition, record_offset)
-select n.model, n.key, n.version, n.partition, n.record_offset
-from noted n
+select %(model)s, n.key, n.version, n.partition, n.record_offset
+from noted, unnest(keys, versions, partitions, record_offsets)
+    as n(key, version, partition, record_offset)
 where not exists (
     select from (select unnest(keys)::{key_type} as key from shown) s
     where s.key = n.key::{key_type}

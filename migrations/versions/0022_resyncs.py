@@ -26,9 +26,10 @@ create table resyncs (
     -- shows all keys, and those that it does not show go at the end.
     begins text not null,
     started_at timestamptz not null default clock_timestamp(),
-    -- How its processes note which keys the topic has shown: 2 is by lists. Without a
-    -- default, so that a release that notes them otherwise begins none.
-    notes smallint not null check (notes = 2)
+    -- How its processes note which keys there are, and which the topic has shown: 3 is
+    -- by lists of both. Without a default, so that a release that notes them otherwise
+    -- begins none.
+    notes smallint not null check (notes = 3)
 );
 
 -- The ends of the topic's partitions when it began.
@@ -40,16 +41,20 @@ create table resync_parts (
     primary key (model, partition)
 );
 
--- The keys that the model had when a re-synchronisation began. They are only read as a
--- whole: an index would cost more than all the rest.
+-- The keys that the model had when a re-synchronisation began, in lists. They are only
+-- read as a whole: an index would cost more than all the rest.
 create table resync_noted (
     model text not null,
-    key text not null,
-    -- What was known of the key then: a row that has changed since stays.
-    version bigint,
-    partition int,
-    record_offset bigint
+    keys text[] not null,
+    -- What was known of each key then: a row that has changed since stays.
+    versions bigint[] not null,
+    partitions int[] not null,
+    record_offsets bigint[] not null
 );
+-- To compress the lists would take longer than to write them.
+alter table resync_noted
+    alter keys set storage external, alter versions set storage external,
+    alter partitions set storage external, alter record_offsets set storage external;
 
 -- The keys that the topic has shown since, a row for each block of records.
 create table resync_shown (

@@ -101,7 +101,7 @@ def test_a_killed_resync_goes_on_and_ends_equal_while_changes_go_on(
         what=lambda: f"{wrong()} rows are wrong, versions {versions()}",
     )
     left = admin.execute(
-        "select key from jobs_lib.resync_noted"
+        "select model from jobs_lib.resync_noted"
         " union select key from jobs_lib.resync_unshown"
         " union select model from jobs_lib.resync_shown"
         " union select origin from jobs_lib.origins where role like '%resync%'"

@@ -112,7 +112,7 @@ def test_a_process_writes_neither_once_its_resynchronisation_has_ended(
     again = Offsets(database.queries, "g", owner, again=True)
     begin = (
         "insert into jobs_lib.resyncs (model, topic, consumer_group, begins, notes)"
-        " values ('model', 'states', %s, 'start', 2)"
+        " values ('model', 'states', %s, 'start', 3)"
     )
     # Another one has begun since: it has another group.
     admin.execute(begin, ("other",))

@@ -239,9 +239,12 @@ def test_nothing_that_the_original_does_is_left_in_a_copy(make_of, admin):
     adopt(prod)
     admin.execute(
         "insert into jobs_lib.resyncs (model, topic, consumer_group, begins, notes)"
-        " values ('stock', 'prod.stock', 'prod.g', 'start', 2)"
+        " values ('stock', 'prod.stock', 'prod.g', 'start', 3)"
     )
-    admin.execute("insert into jobs_lib.resync_noted (model, key) values ('stock', 1)")
+    admin.execute(
+        "insert into jobs_lib.resync_noted"
+        " values ('stock', '{1}', '{null}', '{null}', '{null}')"
+    )
     admin.execute("insert into jobs_lib.cancellations (id, origin) values (1, 'o')")
     admin.execute("insert into jobs_lib.streams values ('prod.tenants', 1)")
     adopt(make_of("dev"), copied_from="prod")

@@ -517,7 +517,7 @@ def test_a_switch_that_cannot_be_is_refused_and_changes_nothing(
             admin.execute(f"drop {one.replace(' of ', ' on ')}")
         admin.execute(
             "insert into jobs_lib.resyncs (model, topic,"
-            " consumer_group, begins, notes) values ('state_v2_rm', 't', 'g', '', 2)"
+            " consumer_group, begins, notes) values ('state_v2_rm', 't', 'g', '', 3)"
         )
         refused("a re-synchronisation of state_v2_rm goes on", patience=20)
         admin.execute(
