@@ -112,7 +112,14 @@ def read_epochs(admin) -> dict[str, int]:
 
 
 @pytest.mark.guarantee("M24")
-@pytest.mark.parametrize("end", ["kill", "pause"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "kill",
+        # The other one ends its sessions if it stands still in a transaction.
+        pytest.param("pause", marks=pytest.mark.expects("loop.failed")),
+    ],
+)
 def test_the_origins_of_a_silent_pod_are_taken_over_and_each_job_has_one_effect(
     database_url, log, bootstrap_servers, start_process, admin, connect, wait_for, end
 ):

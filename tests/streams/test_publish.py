@@ -138,7 +138,8 @@ def test_the_acks_of_the_declaration_reach_the_producer(
 def test_without_a_broker_a_publish_waits_and_tells_that_nobody_knows(
     make, name, own_broker, read_log
 ):
-    stream = make(proxied=True, publish_timeout=2).stream(name, value=int)
+    # A busy machine may need seconds for the first one.
+    stream = make(proxied=True, publish_timeout=5).stream(name, value=int)
     stream.publish("k", 1)
     own_broker.proxy.hold()
 
@@ -148,7 +149,7 @@ def test_without_a_broker_a_publish_waits_and_tells_that_nobody_knows(
     with ThreadPoolExecutor() as pool:
         calls = [pool.submit(stream.publish, "k", 2), pool.submit(publish_async)]
         for call in calls:
-            with pytest.raises(UnknownPublishError, match=r"within 2 s .*Nobody knows"):
+            with pytest.raises(UnknownPublishError, match=r"within 5 s .*Nobody knows"):
                 call.result()
     own_broker.proxy.restore()
     make().stream(name, value=int).publish("k", 4)
