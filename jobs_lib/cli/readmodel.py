@@ -231,6 +231,7 @@ def readmodel_resync(
 
 def _resync(app: App, table: str, group: str) -> None:
     """Take part in a re-synchronisation until its end, and say how it ended."""
+    from jobs_lib.service.limits import tune_memory
     from jobs_lib.service.resync import resync
     from jobs_lib.service.supervisor import STOPPING, read_share, stop_with_parent
     from jobs_lib.signals import handle_signals
@@ -242,6 +243,8 @@ def _resync(app: App, table: str, group: str) -> None:
         stop_with_parent(stopping.set)
     # One line for all processes of this command is enough.
     report = _show_progress if share is None or share[0] == 1 else _show_nothing
+    # The garbage collector alone would take a third of this process's time.
+    tune_memory()
     ended = resync(app, table, group=group, report=report, stopping=stopping)
     if ended is None:
         click.echo("stopped; the same command goes on with it", err=True)

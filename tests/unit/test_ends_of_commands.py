@@ -14,6 +14,7 @@ from jobs_lib.cli import reexport_output
 from jobs_lib.cli.readmodel import _STOPPED, _resync
 from jobs_lib.cli.reexport_output import in_background, show_bar
 from jobs_lib.errors import ReexportError
+from jobs_lib.service import limits
 from jobs_lib.service import resync as module
 from jobs_lib.service.supervisor import STOPPING, end_while_loading
 
@@ -72,11 +73,15 @@ def test_a_resync_that_is_stopped_by_any_signal_is_no_success(
         signal.raise_signal(number)
         assert stopping.wait(30)
 
+    tuned: list[bool] = []
+    monkeypatch.setattr(limits, "tune_memory", lambda: tuned.append(True))
     monkeypatch.setattr(module, "resync", resync)
     end_while_loading(_STOPPED)
     with pytest.raises(SystemExit) as ended:
         _resync(NOBODY, "model", "group")
     assert ended.value.code == _STOPPED
+    # It reads as many records as a service does.
+    assert tuned
 
 
 def test_a_resync_that_is_stopped_before_it_begins_is_no_success(monkeypatch, handlers):
