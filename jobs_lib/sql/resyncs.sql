@@ -110,11 +110,15 @@ with noted as (
 ), shown as (
     delete from {schema}.resync_shown where model = %(model)s
     returning keys
+), listed as materialized (
+    -- Else the planner may look through all that was shown for each list anew.
+    select n.key, n.version, n.partition, n.record_offset
+    from noted, unnest(keys, versions, partitions, record_offsets)
+        as n(key, version, partition, record_offset)
 )
 insert into {schema}.resync_unshown (model, key, version, partition, record_offset)
 select %(model)s, n.key, n.version, n.partition, n.record_offset
-from noted, unnest(keys, versions, partitions, record_offsets)
-    as n(key, version, partition, record_offset)
+from listed n
 where not exists (
     select from (select unnest(keys)::{key_type} as key from shown) s
     where s.key = n.key::{key_type}
