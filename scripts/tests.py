@@ -1,9 +1,10 @@
 """Run the tests as `make test` and `make test-all` do.
 
 All tests run on the embedded PostgreSQL. Several processes share them, file by file,
-because most tests wait. Beside them one process runs the tests of the SQL on the oldest
-PostgreSQL installed on this machine. It writes to a file of its own, which is printed
-if a test fails there. Else the output ends with pytest's summary of the main run.
+because most tests wait. With `--all` one process beside them runs the tests of the SQL
+on the oldest PostgreSQL installed on this machine. It writes to a file of its own,
+which is printed if a test fails there. Else the output ends with pytest's summary of
+the main run.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own, and waits for a third of its
-# time. Slow tests wait for none: they start whole services.
+# Each process has a PostgreSQL and a Kafka of its own, and waits for half of its time.
+# Slow tests wait for none: they start whole services.
 # tests/support/order.py gives the order in which the files start.
 PROCESSORS = os.cpu_count() or 1
-PROCESSES = min(6, max(2, PROCESSORS * 3 // 2))
+PROCESSES = min(6, max(2, PROCESSORS * 2))
 SLOW_PROCESSES = min(4, max(2, PROCESSORS))
 BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 
@@ -52,12 +53,8 @@ def main() -> int:
     os.chdir(ROOT)
     left_out = [f"{program} is not installed" for program in missing()]
     chosen = [] if args.all else ["-m", "not slow"]
-    older = older_postgres()
-    if older is None:
-        print("No older PostgreSQL is installed: tests run on the embedded one only.")
-        code = run(chosen)
-    else:
-        code = run_both(chosen, *older)
+    older = older_postgres() if args.all else None
+    code = run(chosen) if older is None else run_both(chosen, *older)
     if args.all:
         print("Skipped:" if left_out else "No test was skipped for a missing package.")
         print("".join(f"  {line}\n" for line in left_out), end="")
