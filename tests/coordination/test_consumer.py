@@ -628,6 +628,7 @@ def test_what_has_gone_is_told_behind_the_last_batch_in_memory(
     assert (event, fields["next_offset"], fields["start"]) == ("offset.lost", 10, 50)
 
 
+@pytest.mark.slow
 def test_a_handler_may_take_longer_than_a_groups_member_may_not_poll(
     log_topic, topic, publish, settings, wait_for
 ):

@@ -127,8 +127,15 @@ def end(wait_for, servers, log, data, delivery, workers, feed) -> list[str]:
 
 @pytest.mark.guarantee("M22", "FK18", "I32")
 @pytest.mark.expects("loop.failed")
-@pytest.mark.parametrize(("cut", "mend"), [("hold", "release"), ("freeze", "thaw")])
-@BOTH
+@pytest.mark.parametrize(
+    ("cut", "mend", "delivery"),
+    [
+        ("hold", "release", "at_least_once"),
+        ("freeze", "thaw", "at_most_once"),
+        pytest.param("hold", "release", "at_most_once", marks=pytest.mark.slow),
+        pytest.param("freeze", "thaw", "at_least_once", marks=pytest.mark.slow),
+    ],
+)
 def test_a_member_that_was_cut_off_from_kafka_does_no_harm_when_it_is_back(
     own, read, consume, wait_for, delivery, cut, mend
 ):

@@ -359,7 +359,7 @@ def test_heartbeats_come_within_the_interval_while_a_listener_hangs(
     pauser = open_log(log, "pauser")
     now_ms = pauser.get_world(0).now_ms
     pauser.send(ReleaseGroup(pauser.sender, now_ms + 60_000), place=0).wait(WAIT)
-    wait_for(lambda: len(times) > 8, what="heartbeats go on")
+    wait_for(lambda: len(times) > 5, what="heartbeats go on")
     assert max(b - a for a, b in itertools.pairwise(times)) < 2_000
     assert member.is_sure(Shared("shop.mailer", data, 0))
     gate.set()
@@ -465,7 +465,7 @@ def test_a_paused_group_releases_and_claims_nothing_until_the_pause_is_over(
     wait_for(lambda: count_held() == [2, 2], what=lambda: f"both share: {count_held()}")
     pauser = open_log(log, "pauser")
     began = max(one.now_ms for one in pauser.get_worlds())
-    until = began + 8_000
+    until = began + 6_000
     for place in range(2):
         pauser.send(ReleaseGroup(pauser.sender, until), place=place).wait(WAIT)
     wait_for(lambda: count_held() == [0, 0], what="all is released")

@@ -101,6 +101,7 @@ print(sent.wait(5.0).name, flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("M15")
 def test_who_stood_still_for_long_waits_for_what_it_has_sent(run_process):
     process = run_process("-c", STANDS_STILL)

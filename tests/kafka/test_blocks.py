@@ -401,6 +401,7 @@ def test_a_topic_that_ends_with_the_marker_of_a_transaction_has_no_lag_in_kafka(
             assert read_offsets(name) == {0: end - 1}
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("K21")
 @pytest.mark.expects("loop.failed")
 def test_kafka_is_told_again_what_it_did_not_acknowledge(

@@ -271,6 +271,7 @@ def test_a_consumer_over_the_log_takes_nothing_from_a_group_of_kafka(
         await_owner("after")
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee("M24")
 @pytest.mark.expects("loop.failed")
 def test_a_group_goes_on_without_a_topic_that_is_made_later(

@@ -337,6 +337,7 @@ def test_a_missing_topic_is_refused(read):
         read({("no-such-topic", 0): Span(None, 5)})
 
 
+@pytest.mark.slow
 def test_a_broker_that_goes_away_ends_it_with_an_error(own_broker):
     name = own_broker.create(1)
     producer = make_producer(own_broker.bootstrap_servers)

@@ -227,7 +227,12 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_shown(name, url):
     "wrong",
     [
         {"JOBS_LIB_DATABASE_URL": f"postgresql://keeper:{LETTER}@{LETTER}@h/d"},
-        {"JOBS_LIB_DATABASE_URL": f"postgresql://keeper:{LETTER}@nowhere.invalid/d"},
+        pytest.param(
+            {
+                "JOBS_LIB_DATABASE_URL": f"postgresql://keeper:{LETTER}@nowhere.invalid/d"
+            },
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"JOBS_LIB_DATABASE_URL": f"postgresql://keeper:{LETTER}@127.0.0.1:1/d"},
             marks=pytest.mark.slow,

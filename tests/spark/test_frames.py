@@ -286,6 +286,7 @@ def test_nothing_begins_where_a_secret_of_kafka_would_cross_a_network(
         assert count(admin, "reexports") == 0
 
 
+@pytest.mark.slow
 def test_a_start_ends_when_no_executor_is_there_for_too_long(
     spark, fleet, database, admin, monkeypatch, tmp_path
 ):

@@ -132,6 +132,7 @@ def test_a_frame_whose_task_lacks_a_module_is_refused_with_the_way_out():
         raise ValueError("odd")
 
 
+@pytest.mark.slow
 def test_jobs_end_when_no_executor_is_there_for_too_long(spark, monkeypatch):
     monkeypatch.setattr(workers, "count_executors", lambda _: 0)
     monkeypatch.setattr(workers, "PATIENCE", 0.2)
