@@ -41,7 +41,7 @@ on conflict (consumer_group, topic, partition) do update set
     highest_offset = null, failed_offset = null, failure = null, failing_since = null
 
 -- part: note_lists
--- A row for each key would take twice the time here, and at the end.
+-- A row for each key would take a little less time here, and twice as much at the end.
 insert into {schema}.resync_noted (model, keys, versions, partitions, record_offsets)
 select %(model)s, array_agg(n.key), array_agg(n.version), array_agg(n.partition),
     array_agg(n.record_offset)

@@ -343,7 +343,7 @@ def test_heartbeats_come_within_the_interval_while_a_listener_hangs(
 ):
     log, data = log_topic(1), topic(1)
     # A busy machine may delay a heartbeat by more than half a second.
-    member = join(log, "a", [data], interval=2.0)
+    member = join(log, "a", [data], interval=1.0)
     member._listener.leave = lambda shared: gate.wait(WAIT)
     wait_for(lambda: held(member) == {0})
     times: list[float] = []
@@ -359,8 +359,8 @@ def test_heartbeats_come_within_the_interval_while_a_listener_hangs(
     pauser = open_log(log, "pauser")
     now_ms = pauser.get_world(0).now_ms
     pauser.send(ReleaseGroup(pauser.sender, now_ms + 60_000), place=0).wait(WAIT)
-    wait_for(lambda: len(times) > 5, what="heartbeats go on")
-    assert max(b - a for a, b in itertools.pairwise(times)) < 2_000
+    wait_for(lambda: len(times) > 15, what="heartbeats go on")
+    assert max(b - a for a, b in itertools.pairwise(times)) < 1_000
     assert member.is_sure(Shared("shop.mailer", data, 0))
     gate.set()
 

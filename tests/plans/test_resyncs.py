@@ -8,15 +8,13 @@ import pytest
 
 from jobs_lib.consuming.table_statements import as_type
 
-LISTS = 200
 _FILL = """
 insert into jobs_lib.resync_noted (model, keys, versions, partitions, record_offsets)
 select 'm', array_agg('k' || n), array_agg(n::bigint), array_agg(0),
     array_agg(n::bigint)
-from generate_series(1, 1000 * %(lists)s) n group by n / 1000;
+from generate_series(1, 200000) n group by n / 1000;
 insert into jobs_lib.resync_shown (model, keys)
-select 'm', array_agg('k' || n) from generate_series(11, 1000 * %(lists)s) n
-group by n %% %(lists)s
+select 'm', array_agg('k' || n) from generate_series(11, 200000) n group by n % 200
 """
 
 
@@ -30,8 +28,7 @@ def test_what_was_shown_is_read_once_whatever_the_planner_knows(
 ):
     for one in ("resync_noted", "resync_shown"):
         admin.execute(f"alter table jobs_lib.{one} set (autovacuum_enabled = off)")
-    for statement in _FILL.split(";"):
-        admin.execute(statement % {"lists": LISTS})
+    admin.execute(_FILL)
     for one in analyzed:
         admin.execute(f"analyze jobs_lib.{one}")
     query = database.queries.fill("find_unshown", key_type=as_type("text"))
