@@ -169,6 +169,7 @@ def test_a_member_that_was_cut_off_from_kafka_does_no_harm_when_it_is_back(
 
 @pytest.mark.guarantee("FK18", "M22")
 @pytest.mark.expects("loop.failed")
+@pytest.mark.slow
 def test_a_broker_that_is_killed_during_claims_leaves_one_holder_of_each_partition(
     own, read, consume, wait_for
 ):

@@ -20,7 +20,10 @@ from tests.support.waiting import linger
 
 
 @pytest.mark.guarantee("M20", "M3")
-@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize(
+    "delivery",
+    [pytest.param("at_least_once", marks=pytest.mark.slow), "at_most_once"],
+)
 def test_a_group_goes_on_where_an_operator_has_set_it(
     log_topic, topic, publish, consume, run, wait_for, delivery
 ):

@@ -146,7 +146,10 @@ def disturb(
 
 @pytest.mark.guarantee("M22", "M14", "I31", "I32")
 @pytest.mark.expects("loop.failed")
-@BOTH
+@pytest.mark.parametrize(
+    "delivery",
+    [pytest.param("at_least_once", marks=pytest.mark.slow), "at_most_once"],
+)
 def test_random_faults_leave_one_holder_and_the_stated_delivery(disturb, delivery):
     disturb(delivery, members=4, partitions=8, seconds=6)
 

@@ -296,7 +296,15 @@ class NoRestart(World):
 
 
 @pytest.mark.guarantee("I40", "M4")
-@pytest.mark.parametrize("wrong", [PausesForAll, KeepsRights, LongestPause, NoRestart])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        PausesForAll,
+        pytest.param(KeepsRights, marks=pytest.mark.slow),
+        LongestPause,
+        NoRestart,
+    ],
+)
 def test_the_reader_written_from_the_page_tells_a_wrong_fold(wrong):
     def disagree(log: Records) -> bool:
         world, listener = wrong(0), Listener(0)

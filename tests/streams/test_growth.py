@@ -328,6 +328,7 @@ def test_functions_in_transactions_of_kafka_are_waited_for(
 
 
 @pytest.mark.guarantee("T20")
+@pytest.mark.slow
 def test_of_two_commands_at_once_one_is_refused_and_shown(
     make_reader, name, own_broker, wait_for, read_seen, nobody_publishes
 ):
@@ -518,6 +519,7 @@ def test_what_cannot_grow_is_refused(make, make_reader, name):
 
 
 @pytest.mark.guarantee("T20")
+@pytest.mark.slow
 def test_a_long_limit_of_a_process_that_is_gone_is_forgotten_if_it_is_said(
     make, make_reader, name, admin
 ):

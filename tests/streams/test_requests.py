@@ -190,6 +190,7 @@ def test_equal_requests_on_an_event_loop_make_one_event(make, name, read_log):
 
 
 @pytest.mark.guarantee("T14")
+@pytest.mark.slow
 def test_a_cancelled_publish_is_found_when_it_is_repeated(
     make, own_broker, admin, name, read_log, wait_for
 ):
