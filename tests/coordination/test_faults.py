@@ -31,25 +31,16 @@ from tests.coordination.fleet import (
     read_time,
 )
 from tests.coordination.journals import read_run
-from tests.support import brokers
 from tests.support.cluster import Cluster
 
 WAIT = 120.0
 PARTITIONS = 4
 
 
-@pytest.fixture(scope="module")
-def broker_of_module():
-    """The broker that these tests share."""
-    with brokers.own_broker() as broker:
-        yield broker
-
-
 @pytest.fixture
-def own(broker_of_module):
+def own(own_broker):
     """A broker that a test may kill, with a proxy that it may disturb."""
-    yield broker_of_module
-    broker_of_module.proxy.restore()
+    return own_broker
 
 
 @pytest.fixture

@@ -49,6 +49,12 @@ def test_an_ephemeral_server_is_real_and_leaves_nothing():
     assert start_of(pid) is None
 
 
+def test_a_login_costs_one_iteration_of_the_hash():
+    with PostgresServer.ephemeral() as server:
+        stored = query(server, "select rolpassword from pg_authid where rolcanlogin")
+    assert stored.startswith("SCRAM-SHA-256$1:")
+
+
 def test_options_are_passed_and_override():
     options = {"max_connections": "17", "fsync": "on"}
     with PostgresServer.ephemeral(options=options) as server:

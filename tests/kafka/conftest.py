@@ -1,4 +1,4 @@
-"""A broker that these tests alone use and may kill, and stages on it."""
+"""Stages on a broker that a test may kill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from jobs_lib.consuming import gated
 from jobs_lib.executor.limiting import gate as job_gate
-from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.groups import Group
 from tests.support.outbox.stage import Stage
@@ -19,23 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jobs_lib import App
-
-
-@pytest.fixture(scope="session")
-def broker_of_run() -> Iterator[brokers.OwnBroker]:
-    """The broker that these tests share."""
-    with brokers.own_broker() as broker:
-        yield broker
-
-
-@pytest.fixture
-def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
-    """A broker that a test may kill; such a test starts it again.
-
-    However the test ends, the broker's proxy then passes everything on again.
-    """
-    yield broker_of_run
-    broker_of_run.proxy.restore()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.spark.fleet import ROOT, SLOW, spark_options
 from tests.spark.runs import Run, await_live
 from tests.support.apps import make_app
 from tests.support.beside import beside
-from tests.support.brokers import own_broker
+from tests.support.brokers import start_own_broker
 from tests.support.processes.relays import flights as declare_flights
 from tests.support.records import produce, read_topic
 from tests.support.spark_cluster import SETTINGS, SparkCluster
@@ -84,7 +84,7 @@ def stage(
         server = stack.enter_context(embedded_server())
         databases = stack.enter_context(Databases(server.url))
         url = stack.enter_context(databases.fresh())
-        broker = stack.enter_context(own_broker())
+        broker = stack.enter_context(start_own_broker())
         cluster = stack.enter_context(SparkCluster(tmp_path / "spark", conf))
         topics = {
             "topic": broker.create(8, _TOPIC),

@@ -10,7 +10,7 @@ import pytest
 from jobs_lib.testing.databases import Databases, embedded_server
 from tests.spark.fleet import SLOW, spark_options
 from tests.spark.runs import Run, await_live
-from tests.support.brokers import own_broker
+from tests.support.brokers import start_own_broker
 from tests.support.records import read_topic
 from tests.support.spark_cluster import SparkCluster
 from tests.support.verdict import judge
@@ -53,7 +53,7 @@ def test_kills_at_random_cost_no_key_and_few_repeats(
         embedded_server() as server,
         Databases(server.url) as databases,
         databases.fresh() as url,
-        own_broker() as broker,
+        start_own_broker() as broker,
         SparkCluster(folder) as cluster,
     ):
         with psycopg.connect(url) as connection:

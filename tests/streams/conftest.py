@@ -7,31 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.streams.requests import Requests
-from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.clock import Clock
-from tests.support.records import Seen, produce, read_topic
+from tests.support.records import Seen, read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jobs_lib import App
-
-
-@pytest.fixture(scope="session")
-def broker_of_run() -> Iterator[brokers.OwnBroker]:
-    """The broker that these tests share."""
-    with brokers.own_broker() as broker:
-        # The first idempotent producer waits for a second until the broker is ready.
-        produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
-        yield broker
-
-
-@pytest.fixture
-def own_broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
-    """A broker that a test may kill or cut off, and restores."""
-    yield broker_of_run
-    broker_of_run.proxy.restore()
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def await_coordinators(bootstrap_servers: str) -> None:
 
 
 @contextlib.contextmanager
-def own_broker() -> Iterator[OwnBroker]:
+def start_own_broker() -> Iterator[OwnBroker]:
     """A running broker with a proxied listener; its data are deleted at the end."""
     plain, behind, controller = free_port(), free_port(), free_port()
     local = "127.0.0.1"

@@ -11,12 +11,13 @@ import pytest
 
 from jobs_lib.postgres.migrate import migrate
 from jobs_lib.settings import load_settings
-from tests.support import brokers
 from tests.support.tenants import APP, Stage, make_tables
 from tests.support.topics import create_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.support.brokers import OwnBroker
 
 SCHEMA = "jobs_lib"
 
@@ -26,18 +27,10 @@ def jobs_database_setup() -> Callable[[str], None]:
     return make_tables
 
 
-@pytest.fixture(scope="session")
-def broker_of_run() -> Iterator[brokers.OwnBroker]:
-    """The broker that these tests share."""
-    with brokers.own_broker() as broker:
-        yield broker
-
-
 @pytest.fixture
-def broker(broker_of_run) -> Iterator[brokers.OwnBroker]:
-    """A broker that a test may cut off, and restores."""
-    yield broker_of_run
-    broker_of_run.proxy.restore()
+def broker(own_broker) -> OwnBroker:
+    """A broker that a test may cut off."""
+    return own_broker
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from examples.tenants.client import TenantsClient
 from examples.tenants.tenants import derive_id
 from jobs_lib.testing.databases import Databases, embedded_server
-from tests.support.brokers import own_broker
+from tests.support.brokers import start_own_broker
 from tests.support.tenants import Stage, make_form, make_tables, read_place, read_states
 from tests.support.topics import create_topic
 
@@ -171,7 +171,7 @@ def test_ten_thousand_requests_while_all_parts_are_killed_make_one_event_each(tm
         embedded_server() as postgres,
         Databases(postgres.url) as databases,
         databases.fresh(make_tables) as url,
-        own_broker() as broker,
+        start_own_broker() as broker,
     ):
         create_topic(broker.admin, "tenants", 6, {"cleanup.policy": "compact"})
         servers = broker.bootstrap_servers
