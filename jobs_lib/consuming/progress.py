@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs_lib.backoff import RECONNECT
@@ -317,14 +318,12 @@ class Progress:
             self.failed = None
         if self.search_until is not None:
             size = 1
-        block: list[Message] = []
-        for message in self.waiting:
-            if self.failed is not None and get_offset(message) >= self.failed:
-                # The good ones before it go in first, and then it is tried alone.
-                return block or [message]
-            block.append(message)
-            if len(block) == size:
-                break
+        block = [*islice(self.waiting, size)]
+        if (failed := self.failed) is not None:
+            good = [one for one in block if get_offset(one) < failed]
+            if len(good) < size:
+                # These go in first, and then the one that failed is tried alone.
+                return good or block[:1]
         return block if self.effects is ALL else self.effects.cut(block)
 
     def note_failure(self, block: list[Message], index: int | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 import psycopg
 from psycopg import sql
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _COLUMN = "column_{}"
 """How statements call the columns of a row: their own names may be any, such as those
 of a change's other fields."""
+
+_EXACT = {
+    *("smallint", "integer", "bigint", "boolean", "uuid", "bytea", "date"),
+    *("timestamp without time zone", "timestamp with time zone"),
+}
+"""Types of which equal values are written alike: to compare them takes less time than
+to write them."""
 
 
 class TableStatements:
@@ -250,9 +257,8 @@ class TableStatements:
             changes=sql.SQL("").join(
                 sql.SQL(", {0} = excluded.{0}").format(n) for n in names
             ),
-            # As texts: some types, such as json, cannot be compared.
             same=sql.SQL(" and ").join(
-                sql.SQL("t.{}::text is not distinct from r.{}::text").format(
+                sql.SQL(_find_comparison(types.get(_COLUMN.format(n), ""))).format(
                     name, sql.Identifier(_COLUMN.format(n))
                 )
                 for n, name in enumerate(names)
@@ -260,6 +266,17 @@ class TableStatements:
             if names
             else sql.SQL("true"),
         )
+
+
+def _find_comparison(kind: str) -> LiteralString:
+    """Find how two values of a type are compared exactly.
+
+    Of other types, such as numeric, two values may be equal that are written
+    differently, or they cannot be compared at all, such as those of json.
+    """
+    if kind in _EXACT:
+        return "t.{} is not distinct from r.{}"
+    return "t.{}::text is not distinct from r.{}::text"
 
 
 def as_type(name: str) -> sql.SQL:
