@@ -221,6 +221,7 @@ def test_who_pauses_a_group_is_no_member_of_it():
     assert attendance.list_members() == []
 
 
+@pytest.mark.slow
 def test_a_pause_names_who_holds_on_and_takes_dead_holders_for_gone(
     log_topic, topic, publish, consume, run, wait_for, open_log
 ):

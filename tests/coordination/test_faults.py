@@ -122,7 +122,7 @@ def end(wait_for, servers, log, data, delivery, workers, feed) -> list[str]:
     ("cut", "mend", "delivery"),
     [
         ("hold", "release", "at_least_once"),
-        ("freeze", "thaw", "at_most_once"),
+        pytest.param("freeze", "thaw", "at_most_once", marks=pytest.mark.slow),
         pytest.param("hold", "release", "at_most_once", marks=pytest.mark.slow),
         pytest.param("freeze", "thaw", "at_least_once", marks=pytest.mark.slow),
     ],

@@ -185,6 +185,7 @@ def test_who_begins_too_early_processes_records_beside_their_holder(rules):
 
 
 @pytest.mark.guarantee("I40", "M14")
+@pytest.mark.slow
 def test_the_well_known_steps_fail_among_three_members_of_two_partitions_too():
     rules, _, _, broken = WRONG["the well-known steps"]
     members = Reduced((1, 1, 1), partitions=2, rules=rules)

@@ -106,9 +106,14 @@ def test_only_offsets_that_kafka_has_given_are_taken(
 @pytest.mark.guarantee("M3", "M20")
 # Kafka has no such topic for a moment.
 @pytest.mark.expects("loop.failed")
-@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 @pytest.mark.parametrize(
-    "runs_meanwhile", [False, pytest.param(True, marks=pytest.mark.slow)]
+    ("delivery", "runs_meanwhile"),
+    [
+        ("at_most_once", False),
+        pytest.param("at_least_once", False, marks=pytest.mark.slow),
+        pytest.param("at_most_once", True, marks=pytest.mark.slow),
+        pytest.param("at_least_once", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_topic_that_is_made_anew_and_is_shorter_waits_until_its_position_is_set(
     log_topic,

@@ -390,7 +390,9 @@ def test_a_process_that_stood_still_joins_again(
 
 @pytest.mark.guarantee("M11", "FK18")
 @pytest.mark.expects("loop.failed")
-@pytest.mark.parametrize("successor", ["its restart", "another member"])
+@pytest.mark.parametrize(
+    "successor", ["its restart", pytest.param("another member", marks=pytest.mark.slow)]
+)
 def test_a_process_that_wakes_beside_its_restart_ends_and_its_restart_goes_on(
     log_topic, topic, consume, open_log, wait_for, successor
 ):
