@@ -60,11 +60,12 @@ def name_places(*, placed: bool) -> Iterator[Place | None]:
 
 
 def enqueue(app: App, place: Place | None) -> None:
-    """Enqueue one job for each of a hundred records."""
+    """Enqueue one job for each of a hundred records that follow each other."""
+    first = 0 if place is None else 100 * int((place.text or "").split()[-1])
     with app.transaction() as conn:
         for n in range(100):
             # As a handler does it.
-            token = None if place is None else held.set(Place(f"record 1 {n}"))
+            token = None if place is None else held.set(Place(f"record 1 {first + n}"))
             app.jobs["noop"].enqueue(conn, n=n)
             if token is not None:
                 held.reset(token)

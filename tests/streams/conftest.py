@@ -7,14 +7,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs_lib.streams.requests import Requests
+from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.clock import Clock
-from tests.support.records import Seen, read_topic
+from tests.support.records import Seen, produce, read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from jobs_lib import App
+
+
+@pytest.fixture(scope="session")
+def broker_of_run() -> Iterator[brokers.OwnBroker]:
+    """The broker that these tests share, and that hardly any of them kills.
+
+    After a kill of a single broker Kafka may hide a transaction for good.
+    """
+    with brokers.start_own_broker() as broker:
+        # The first idempotent producer waits for a second until the broker is ready.
+        produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
+        yield broker
 
 
 @pytest.fixture
