@@ -59,26 +59,26 @@ def name_places(*, placed: bool) -> Iterator[Place | None]:
         number += 1
 
 
-def enqueue(app: App, place: Place | None) -> None:
+def enqueue(app: App, places: Iterator[Place | None]) -> None:
     """Enqueue one job for each of a hundred records that follow each other."""
-    first = 0 if place is None else 100 * int((place.text or "").split()[-1])
     with app.transaction() as conn:
         for n in range(100):
+            place = next(places)
             # As a handler does it.
-            token = None if place is None else held.set(Place(f"record 1 {first + n}"))
+            token = None if place is None else held.set(place)
             app.jobs["noop"].enqueue(conn, n=n)
             if token is not None:
                 held.reset(token)
 
 
-def copy(app: App, place: Place | None) -> None:
+def copy(app: App, places: Iterator[Place | None]) -> None:
     """Enqueue a thousand jobs of one record, by COPY."""
-    with app.transaction() as conn, holding(place):
+    with app.transaction() as conn, holding(next(places)):
         app.jobs["noop"].enqueue_many(conn, [{"n": n} for n in range(1_000)])
 
 
 def compare_calls(
-    call: Callable[[App, Place | None], None], server: Server, calls: int
+    call: Callable[[App, Iterator[Place | None]], None], server: Server, calls: int
 ) -> float | None:
     """The median time without places, as a share of that with them.
 
@@ -88,9 +88,9 @@ def compare_calls(
     times: dict[bool, list[float]] = {True: [], False: []}
     placed, unplaced = name_places(placed=True), name_places(placed=False)
     for number in range(2 * calls):
-        place = next(placed if number % 2 else unplaced)
+        places = placed if number % 2 else unplaced
         began = time.perf_counter()
-        call(app, place)
+        call(app, places)
         times[bool(number % 2)].append(time.perf_counter() - began)
     app.close()
     with_, without = (statistics.median(times[one]) for one in (True, False))
