@@ -151,7 +151,7 @@ def disturb(
     [pytest.param("at_least_once", marks=pytest.mark.slow), "at_most_once"],
 )
 def test_random_faults_leave_one_holder_and_the_stated_delivery(disturb, delivery):
-    disturb(delivery, members=3, partitions=6, seconds=4)
+    disturb(delivery, members=4, partitions=8, seconds=6)
 
 
 @pytest.mark.guarantee("M16", "M18", "I31", "I32")
