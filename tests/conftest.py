@@ -30,7 +30,6 @@ from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
 from tests.support.hangs import Hangs
 from tests.support.order import read_long_files, start_long_first
-from tests.support.records import produce
 from tests.support.roles import as_role
 from tests.support.scheduler import FileScheduler
 
@@ -227,8 +226,6 @@ def kafka_broker() -> Iterator[KafkaBroker]:
 def broker_of_run() -> Iterator[OwnBroker]:
     """The broker of this run that tests may kill; its data are deleted at the end."""
     with start_own_broker() as broker:
-        # The first idempotent producer waits for a second until the broker is ready.
-        produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
         yield broker
 
 

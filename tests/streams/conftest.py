@@ -10,7 +10,7 @@ from jobs_lib.streams.requests import Requests
 from tests.support import brokers
 from tests.support.apps import make_app
 from tests.support.clock import Clock
-from tests.support.records import Seen, produce, read_topic
+from tests.support.records import Seen, read_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +25,6 @@ def broker_of_run() -> Iterator[brokers.OwnBroker]:
     After a kill of a single broker Kafka may hide a transaction for good.
     """
     with brokers.start_own_broker() as broker:
-        # The first idempotent producer waits for a second until the broker is ready.
-        produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
         yield broker
 
 

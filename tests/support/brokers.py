@@ -16,6 +16,7 @@ from jobs_lib.devstack.kafka import COMMON_PROPERTIES
 from jobs_lib.devstack.ports import free_port
 from tests.support.groups import Group
 from tests.support.proxy import Proxy
+from tests.support.records import produce
 from tests.support.topics import create_topic
 from tests.support.waiting import wait_for
 
@@ -117,4 +118,8 @@ def start_own_broker() -> Iterator[OwnBroker]:
         }
         with KafkaBroker(port=plain, properties=properties) as server:
             await_coordinators(server.bootstrap_servers)
-            yield OwnBroker(server, proxy)
+            broker = OwnBroker(server, proxy)
+            # The first idempotent producer waits for a second until the broker is
+            # ready.
+            produce(broker.bootstrap_servers, broker.create(), [("k", 1)])
+            yield broker
