@@ -18,6 +18,7 @@ CONFIGURATION = """
 from tests.support import hangs
 
 hangs.GRACE = {grace}
+hangs.NOTICE = 0.3
 
 def pytest_configure(config):
     config.pluginmanager.register(hangs.Hangs())
@@ -27,6 +28,8 @@ import os, select, socket, subprocess, sys, threading
 
 import psycopg, psycopg2, pytest
 from confluent_kafka import Consumer
+
+from tests.support.waiting import wait_for
 
 SILENT = socket.create_server(("127.0.0.1", 0))
 ADDRESS = f"host=127.0.0.1 port={SILENT.getsockname()[1]}"
@@ -141,6 +144,19 @@ def test_a_new_worker_replaces_one_that_no_signal_ends(run_tests):
     # The stacks show where each test hangs.
     for name in ("test_psycopg2", "test_consume", "hangs_at_the_end"):
         assert f" in {name}\n" in output, output
+
+
+WAITS = """
+def test_wait():
+    wait_for(lambda: False, timeout=100, what="it comes")
+"""
+
+
+def test_a_wait_says_what_it_lacks_before_its_test_is_ended(run_tests):
+    ended, output = run_tests(WAITS, grace=60)
+    assert [*ended] == ["test_before", *names(WAITS), "test_after"], output
+    assert "s in vain until: it comes" in ended.pop("test_wait"), output
+    assert {*ended.values()} == {""}, output
 
 
 FILES = """

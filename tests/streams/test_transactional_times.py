@@ -90,28 +90,35 @@ def test_a_call_that_takes_too_long_commits_nothing_and_others_take_over(
                     may_end.wait(120)
             return stream.event(record.key, {"n": n, "pod": app.settings.pod})
 
+    def tell(what: str) -> str:
+        made = [(one.partition, one.json) for one in read_log(target)]
+        places = read_committed(servers, group, name)
+        return f"{what}: {called=}, {failed=}, {places=}, {made=}"
+
     for app in apps:
         declare(app)
     send(own_broker, name, range(10))
+    servers, group = own_broker.bootstrap_servers, f"{name}-copy"
     with heard("loop.failed") as failed, running(apps[0], "consumers"):
-        wait_for(lambda: called, timeout=30, what="it is called")
+        wait_for(lambda: called, timeout=30, what=lambda: tell("it is called"))
         with running(apps[1], "consumers"):
             wait_for(
                 lambda: len(read_log(target)) == 10,
                 timeout=60,
-                what=lambda: f"the other one makes all {read_log(target)}",
+                what=lambda: tell("the other one makes all"),
             )
             may_end.set()
             wait_for(lambda: failed, timeout=30, what="its commit is refused")
             send(own_broker, name, range(10, 20))
             wait_for(
-                lambda: len(read_log(target)) >= 20, timeout=60, what="all are made"
+                lambda: len(read_log(target)) >= 20,
+                timeout=60,
+                what=lambda: tell("all are made"),
             )
     made = sorted((one.json["n"], one.json["pod"]) for one in read_log(target))
     assert [n for n, _ in made] == [*range(20)]
     assert {pod for n, pod in made if n % 2 == 0 and n < 10} == {"pod-1"}
     # The group's marker may come after that of the topic.
-    servers, group = own_broker.bootstrap_servers, f"{name}-copy"
     wait_for(
         lambda: read_committed(servers, group, name) == {0: 10, 1: 10},
         what="the offsets are committed",

@@ -13,10 +13,14 @@ processes share the run, its test counts as failed, and a new process takes its 
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.waiting import end_waits_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 
 #: How many seconds the fixtures of a test have after its time limit.
 GRACE = 60.0
+
+#: How many seconds before its time limit a test says which condition it waits for.
+NOTICE = 10.0
 
 
 class Hangs:
@@ -50,16 +57,20 @@ class Hangs:
         try:
             return (yield)
         finally:
-            self._seconds = None
-            faulthandler.cancel_dump_traceback_later()
+            self._drop()
 
     def pytest_enter_pdb(self) -> None:
         """Drop the time limit of a test under a debugger."""
+        self._drop()
+
+    def _drop(self) -> None:
         self._seconds = None
+        end_waits_at(math.inf)
         faulthandler.cancel_dump_traceback_later()
 
     def _begin(self) -> None:
         if self._seconds is not None:
+            end_waits_at(time.monotonic() + self._seconds - GRACE - NOTICE)
             faulthandler.dump_traceback_later(
                 self._seconds, file=self._stderr, exit=True
             )

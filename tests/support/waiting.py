@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +21,15 @@ _USUAL_LOAD = 3.0
 """Threads that want a processor, for each one, while these tests run alone."""
 _MOST_BUSY = 4.0
 
+_last_moment = math.inf
+"""Of all waits, by ``time.monotonic()``: who is ended cannot say what is lacking."""
+
+
+def end_waits_at(moment: float) -> None:
+    """Let the waits of the test that runs end at this moment, however long they may."""
+    global _last_moment
+    _last_moment = moment
+
 
 def wait_for(
     condition: Callable[[], T],
@@ -33,7 +43,8 @@ def wait_for(
     After ``timeout`` seconds the test fails with ``what``. If that is a function, it
     can describe the state at that moment. A condition that costs the tested processes
     time, such as a connection, is called ``every`` so many seconds. Where others keep
-    the machine busy, it waits for up to four times as long.
+    the machine busy, it waits for up to four times as long, and ends before the test's
+    own time limit.
     """
     __tracebackhide__ = True
     began = time.monotonic()
@@ -42,7 +53,8 @@ def wait_for(
         waited = time.monotonic() - began
         if result := condition():
             return result
-        if waited >= timeout and waited >= timeout * read_busyness():
+        over = waited >= timeout and waited >= timeout * read_busyness()
+        if over or began + waited >= _last_moment:
             told = what if isinstance(what, str) else what()
             pytest.fail(f"waited {waited:.0f} s in vain until: {told}")
         time.sleep(every)
