@@ -38,12 +38,6 @@ PARTITIONS = 4
 
 
 @pytest.fixture
-def own(own_broker):
-    """A broker that a test may kill, with a proxy that it may disturb."""
-    return own_broker
-
-
-@pytest.fixture
 def read():
     """A function that starts to read a log: `read(servers, topic, "a")`."""
     opened: list[Log] = []
@@ -128,13 +122,13 @@ def end(wait_for, servers, log, data, delivery, workers, feed) -> list[str]:
     ],
 )
 def test_a_member_that_was_cut_off_from_kafka_does_no_harm_when_it_is_back(
-    own, read, consume, wait_for, delivery, cut, mend
+    own_broker, read, consume, wait_for, delivery, cut, mend
 ):
-    servers = own.bootstrap_servers
-    name, data = own.create(2, WANTED), own.create(PARTITIONS)
+    servers = own_broker.bootstrap_servers
+    name, data = own_broker.create(2, WANTED), own_broker.create(PARTITIONS)
     log = read(servers, name, "watch", only_reads=True)
     workers = {
-        "far": consume(own.proxied, name, data, "far", delivery=delivery),
+        "far": consume(own_broker.proxied, name, data, "far", delivery=delivery),
         "near": consume(servers, name, data, "near", delivery=delivery),
     }
     await_owners(wait_for, log, {"far": 2, "near": 2}, workers.values())
@@ -148,11 +142,11 @@ def test_a_member_that_was_cut_off_from_kafka_does_no_harm_when_it_is_back(
             timeout=WAIT,
             what="it has processed something",
         )
-        getattr(own.proxy, cut)()
+        getattr(own_broker.proxy, cut)()
         await_owners(wait_for, log, {"near": 4}, workers.values())
         until = read_time(log) + 2_000 * INTERVAL
         wait_for(lambda: read_time(log) > until, timeout=WAIT, what="time passes")
-        getattr(own.proxy, mend)()
+        getattr(own_broker.proxy, mend)()
         await_owners(wait_for, log, {"far": 2, "near": 2}, workers.values())
         feed.stop()
     assert end(wait_for, servers, log, data, delivery, workers, feed) == []
@@ -162,10 +156,10 @@ def test_a_member_that_was_cut_off_from_kafka_does_no_harm_when_it_is_back(
 @pytest.mark.expects("loop.failed")
 @pytest.mark.slow
 def test_a_broker_that_is_killed_during_claims_leaves_one_holder_of_each_partition(
-    own, read, consume, wait_for
+    own_broker, read, consume, wait_for
 ):
-    servers = own.bootstrap_servers
-    name, data = own.create(2, WANTED), own.create(PARTITIONS)
+    servers = own_broker.bootstrap_servers
+    name, data = own_broker.create(2, WANTED), own_broker.create(PARTITIONS)
     log = read(servers, name, "watch", only_reads=True)
     workers = {"a": consume(servers, name, data, "a")}
     await_owners(wait_for, log, {"a": PARTITIONS}, workers.values())
@@ -175,7 +169,7 @@ def test_a_broker_that_is_killed_during_claims_leaves_one_holder_of_each_partiti
         timeout=WAIT,
         what="the second one has its first claim",
     )
-    with own.down():
+    with own_broker.down():
         pass
     await_owners(wait_for, log, {"a": 2, "b": 2}, workers.values())
     with Feed(servers, data, PARTITIONS, random.Random(2), burst=20) as feed:
@@ -187,10 +181,11 @@ def test_a_broker_that_is_killed_during_claims_leaves_one_holder_of_each_partiti
 
 @pytest.mark.guarantee("FK18")
 def test_a_heartbeat_that_comes_more_than_two_intervals_late_has_no_effect(
-    own, read, wait_for
+    own_broker, read, wait_for
 ):
-    name = own.create(1, WANTED)
-    far, near = read(own.proxied, name, "far"), read(own.bootstrap_servers, name, "b")
+    name = own_broker.create(1, WANTED)
+    far = read(own_broker.proxied, name, "far")
+    near = read(own_broker.bootstrap_servers, name, "b")
     shared = Shared(GROUP, "orders", 0)
     claim = ClaimingPartition(far.sender, shared, round(1_000 * INTERVAL))
     sent = far.send(claim)
@@ -200,7 +195,7 @@ def test_a_heartbeat_that_comes_more_than_two_intervals_late_has_no_effect(
     assert far.send(beat).wait(WAIT) is Outcome.VALID
     # Without it, a claim would be right at once: nobody would hold anything.
     near.read_to_end()
-    own.proxy.freeze()
+    own_broker.proxy.freeze()
     late = far.send(beat._replace(position=9))
 
     def is_stale() -> bool:
@@ -212,7 +207,7 @@ def test_a_heartbeat_that_comes_more_than_two_intervals_late_has_no_effect(
     taken = near.send(claim._replace(sender=near.sender))
     assert taken.wait(WAIT) is Outcome.VALID
     assert taken.offset is not None
-    own.proxy.thaw()
+    own_broker.proxy.thaw()
     assert late.wait(WAIT) is Outcome.NOT_HELD
     far.read_to_end()
     for log in (far, near):

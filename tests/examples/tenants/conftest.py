@@ -17,7 +17,6 @@ from tests.support.topics import create_topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.support.brokers import OwnBroker
 
 SCHEMA = "jobs_lib"
 
@@ -25,12 +24,6 @@ SCHEMA = "jobs_lib"
 @pytest.fixture(scope="session")
 def jobs_database_setup() -> Callable[[str], None]:
     return make_tables
-
-
-@pytest.fixture
-def broker(own_broker) -> OwnBroker:
-    """A broker that a test may cut off."""
-    return own_broker
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def stage(make_stage) -> Stage:
 
 
 @pytest.fixture
-def api(stage, broker) -> Iterator[Worker]:
+def api(stage, own_broker) -> Iterator[Worker]:
     """A process that has published before, so that its clients are connected."""
     worker = stage.start_api()
     with TenantsClient(stage.address) as client:
@@ -54,7 +54,7 @@ def post(http, email: str) -> httpx.Response:
 @pytest.mark.guarantee("T7", "T14", "T5")
 @pytest.mark.parametrize("has_it", [False, True], ids=["before Kafka", "after Kafka"])
 def test_a_request_whose_api_is_killed_is_one_event_when_it_is_repeated(
-    stage, api, http, broker, wait_for, has_it
+    stage, api, http, own_broker, wait_for, has_it
 ):
     email = f"killed-{has_it}"
     key = derive_id(f"{email}@example.org")
@@ -76,7 +76,7 @@ def test_a_request_whose_api_is_killed_is_one_event_when_it_is_repeated(
         )
         wait_for(lambda: stage.ask(waiting) == [(1,)], what="the request is noted soon")
         # What is held is lost, and what is frozen arrives later.
-        (broker.proxy.freeze if has_it else broker.proxy.hold)()
+        (own_broker.proxy.freeze if has_it else own_broker.proxy.hold)()
         holder.rollback()
         noted = f"select count(*) from jobs_lib.requests where id = 'post-{email}'"
         wait_for(lambda: stage.ask(noted) == [(1,)], what="the request is noted")
@@ -86,14 +86,14 @@ def test_a_request_whose_api_is_killed_is_one_event_when_it_is_repeated(
                 "select from jobs_lib.requests where id = %s for update",
                 (f"post-{email}",),
             )
-            broker.proxy.thaw()
+            own_broker.proxy.thaw()
             wait_for(lambda: stage.read_log(key), what="Kafka has the event")
         api.kill()
         # A backend would still note the place for the process that is gone.
         stage.ask(END_WAITING)
     caller.join()
     assert len(failed) == 1
-    broker.proxy.restore()
+    own_broker.proxy.restore()
     assert len(stage.read_log(key)) == has_it
     stage.ask(f"{SENDERS_TIME} returning 1")
     stage.start_api()
@@ -106,9 +106,9 @@ def test_a_request_whose_api_is_killed_is_one_event_when_it_is_repeated(
 
 @pytest.mark.guarantee("T5")
 def test_while_kafka_is_away_a_request_waits_and_is_refused_without_an_event(
-    stage, api, http, broker
+    stage, api, http, own_broker
 ):
-    broker.proxy.hold()
+    own_broker.proxy.hold()
     answer = post(http, "away")
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"
@@ -120,24 +120,24 @@ def test_while_kafka_is_away_a_request_waits_and_is_refused_without_an_event(
     with TenantsClient(stage.address) as client, ThreadPoolExecutor(1) as pool:
         # The client repeats it until Kafka is there.
         created = pool.submit(client.create, make_form("away"), "post-away")
-        broker.proxy.release()
+        own_broker.proxy.release()
         assert created.result(60)["id"] == key, api.output
     assert len(stage.read_log(key)) == 1
 
 
 @pytest.mark.guarantee("T5", "T14")
 def test_an_answer_of_kafka_that_is_lost_is_no_success_and_is_found(
-    stage, api, http, broker
+    stage, api, http, own_broker
 ):
-    broker.proxy.swallow("post-lost", hold=True)
+    own_broker.proxy.swallow("post-lost", hold=True)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(post, http, "lost")
-        assert broker.proxy.swallowed.wait(30)
+        assert own_broker.proxy.swallowed.wait(30)
         answer = sent.result(60)
     assert answer.status_code == 503
     assert "not known" in answer.json()["detail"]
     assert answer.headers["Retry-After"] == "1"
-    broker.proxy.restore()
+    own_broker.proxy.restore()
     (event,) = stage.read_log(derive_id("lost@example.org"))
     stage.ask(f"{SENDERS_TIME} returning 1")
     again = post(http, "lost")
