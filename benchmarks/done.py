@@ -22,7 +22,7 @@ from benchmarks.figures import percentile, ratio
 from benchmarks.server import Server
 from jobs_lib import App, Job
 from jobs_lib.devstack import KafkaBroker
-from jobs_lib.jobs.context import Place, held, holding
+from jobs_lib.jobs.context import Handling, Place, handled, holding
 from jobs_lib.kafka.client import create_topic, make_admin
 from jobs_lib.postgres.migrate import migrate
 from jobs_lib.service.service import Service
@@ -65,10 +65,9 @@ def enqueue(app: App, places: Iterator[Place | None]) -> None:
         for n in range(100):
             place = next(places)
             # As a handler does it.
-            token = None if place is None else held.set(place)
+            token = handled.set(Handling(None, place))
             app.jobs["noop"].enqueue(conn, n=n)
-            if token is not None:
-                held.reset(token)
+            handled.reset(token)
 
 
 def copy(app: App, places: Iterator[Place | None]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from jobs_lib.consuming.record import describe, make_record, read_text
 from jobs_lib.consuming.time_limits import TIME_LIMITS, TimedCall
 from jobs_lib.errors import RecordError
-from jobs_lib.jobs.context import handled, held
+from jobs_lib.jobs.context import Handling, handled
 from jobs_lib.reasons import explain
 from jobs_lib.returned import refuse_lazy
 from jobs_lib.telemetry.stacks import read_stack
@@ -83,8 +83,7 @@ class Handler:
         """
         topic, number = messages[0].topic() or "", messages[0].partition()
         place = None if placing is None else placing.begin(connection, messages)
-        token = handled.set(f"{topic}/{number}")
-        placed = None if place is None else held.set(place)
+        token = handled.set(Handling(f"{topic}/{number}", place))
         try:
             if self.timeout is not None:
                 left = self._call_in(self.timeout, connection, given, messages, by)
@@ -95,11 +94,10 @@ class Handler:
             if left is not None:
                 refuse_lazy(left, f"the consumer of {topic!r}")
         finally:
-            if place is not None and placed is not None:
+            handled.reset(token)
+            if place is not None:
                 # What the handler has left behind gets no place.
                 place.text = None
-                held.reset(placed)
-            handled.reset(token)
         _check_transaction(connection, messages)
 
     def _call_in(

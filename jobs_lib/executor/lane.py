@@ -127,12 +127,12 @@ class ClaimedJob(Job):
     ended: float = field(default=0.0, repr=False)
     """The time at which its handler ended, if that is measured."""
 
-    def name_places(self) -> str:
-        """Name it for the jobs that it enqueues, which get its places.
+    def name_places(self) -> str | None:
+        """Name it for the jobs that it enqueues, which get its places, if it has any.
 
         Its row is looked up when it enqueues: it may get more places while it runs.
         """
-        return f"job {self.origin}:{self.id}"
+        return f"job {self.origin}:{self.id}" if self.placed else None
 
     def ensure_may_publish(self) -> None:
         """See the job. Others may own it already, and have published what is newer.

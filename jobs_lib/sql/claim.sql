@@ -253,7 +253,9 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
     end as payload,
     t.run_at, date_part('epoch', t.enqueued_at) as enqueued, t.headers, t.cut,
     -- For jobs that run last only: whether the newest still waits, and the oldest's age.
-    t.state = 'scheduled' as delayed,
+    -- For others: whether they may be placed. A column of its own would cost each job more.
+    case when t.type = any (%(last_types)s::text[])
+        then t.state = 'scheduled' else t.placed end as delayed_or_placed,
     case when t.type = any (%(last_types)s::text[])
         then extract(epoch from clock_timestamp() - t.enqueued_at)::float8 end as age,
     {row_place}

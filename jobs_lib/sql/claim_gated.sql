@@ -56,13 +56,12 @@ and l.opened
 , source, record_offset
 
 -- part: row_place
--- The row's place: its completion finds it there without the index. A mark before it
--- says that the job may have places of records; a column would cost each job more.
-case when t.placed then '+' || t.tid::text else t.tid::text end as place
+-- The row's place: its completion finds it there without the index.
+t.tid::text as place
 
 -- part: row_place_gated
--- The same, with the record between the mark and the place: see `found.py`.
-'+' || coalesce(t.source || ':' || t.record_offset, '') || t.tid::text as place
+-- The same, with the record before the place: see `found.py`.
+coalesce(t.source || ':' || t.record_offset, '') || t.tid::text as place
 
 -- part: passed_at_gate
 

@@ -46,7 +46,7 @@ select 0 as kind, t.origin, t.id, t.type, t."group", t.attempt, t.crashes, t.pri
         then t.payload::text
     end as payload,
     t.run_at, date_part('epoch', t.enqueued_at) as enqueued, t.headers, false as cut,
-    false as delayed, null::float8 as age,
+    t.placed as delayed_or_placed, null::float8 as age,
     {row_place}
     {value}
 from looked t where t.plain and t.state = 'available'

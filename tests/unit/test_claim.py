@@ -65,9 +65,9 @@ ROW = ClaimRow(
     enqueued=3.5,
     headers={"a": "b"},
     cut=True,
-    delayed=True,
+    delayed_or_placed=True,
     age=4.5,
-    place="+(5,6)",
+    place="(5,6)",
     value="v",
 )
 """In this row no two columns have the same value."""
@@ -87,6 +87,23 @@ def test_each_column_of_a_claimed_row_is_read_into_its_field(claimer, by_value):
     assert job.value == ("v" if by_value else None)
     assert found.ages == {7: (True, 4.5)}
     assert lane.more
+
+
+@pytest.mark.parametrize(
+    ("mark", "age", "placed"),
+    [(True, None, True), (False, None, False), (True, 4.5, True), (False, 4.5, True)],
+)
+def test_a_mark_of_a_job_that_runs_last_only_says_nothing_of_places(
+    claimer, mark, age, placed
+):
+    row = ROW._replace(delayed_or_placed=mark, age=age)[:-1]
+    found = read_rows(
+        [row], claimer.cursors, claimer.in_flight, claimer._open_lane, by_value=False
+    )
+    (job,) = found.jobs
+    assert job.placed is placed
+    assert job.name_places() == (f"job {ORIGIN}:7" if placed else None)
+    assert found.ages == ({} if age is None else {7: (mark, age)})
 
 
 def test_a_window_row_is_read_from_the_columns_of_a_job(claimer):

@@ -70,7 +70,7 @@ def read_rows(
         # The columns of ClaimRow, which would cost another object for each job.
         (
             kind, origin, job_id, type_, group, failures, crashes, priority, payload,
-            run_at, enqueued, headers, cut, delayed, age, place,
+            run_at, enqueued, headers, cut, delayed_or_placed, age, place,
         ) = row[:-1] if by_value else row  # fmt: skip
         if kind:
             if kind == WINDOW:
@@ -102,17 +102,13 @@ def read_rows(
                 items.append(lane)
             # A suspect is alone in its lane, even if jobs follow it.
             lane.more = cut or crashes >= SUSPECT
-        # A mark costs each job less than a column would.
-        placed = place[0] == "+"
-        if placed:
-            place = place[1:]
         if gated:
             record, _, place = place.partition("(")
             place = f"({place}"
         job = ClaimedJob(
             job_id, type_, group, failures + crashes + 1, crashes, priority,
             payload, run_at, enqueued, headers, lane.origin, lane.installation,
-            lane, place, placed or age is not None,
+            lane, place, delayed_or_placed or age is not None,
         )  # fmt: skip
         if by_value:
             job.value = row[-1]
@@ -125,7 +121,7 @@ def read_rows(
         else:
             lane.jobs.append(job)
             if age is not None:
-                ages[job_id] = delayed, age
+                ages[job_id] = delayed_or_placed, age
     for lane in chain(free.values(), lanes.values()):
         # Only now: if the origin is released meanwhile, these must be in flight.
         if cursors[lane.origin].leaving:

@@ -56,14 +56,14 @@ class ClaimRow(NamedTuple):
     headers: dict[str, str] | None
     cut: bool
     """Whether the lane may go on behind the rows that were read."""
-    delayed: bool
-    """Whether a job that runs last only is still waiting for its time."""
+    delayed_or_placed: bool
+    """Of a job that runs last only: whether it is still waiting for its time. Of others:
+    whether they may have places of records, which the jobs that they enqueue get."""
     age: float | None
     """Of a job that runs last only: seconds since its enqueue."""
     place: str
-    """The place of the row, as PostgreSQL's ctid; after a ``+`` if the job may have
-    places of records, which the jobs that it enqueues get. If its type waits for other
-    groups, its own record stands in between, as ``partition:offset``."""
+    """The place of the row, as PostgreSQL's ctid. If its type waits for other groups,
+    its own record stands before it, as ``partition:offset``."""
     value: str | None = None
     """The job's value if a limit counts by value; other claims have no such column."""
 

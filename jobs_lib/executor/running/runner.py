@@ -27,7 +27,7 @@ from jobs_lib.executor.running.forked import end_if_forked
 from jobs_lib.executor.running.in_turn import lend_in_turn
 from jobs_lib.executor.running.own_time import OwnTime
 from jobs_lib.jobs.batch import Item
-from jobs_lib.jobs.context import Place, handled, held, holding
+from jobs_lib.jobs.context import Place, handled, holding
 from jobs_lib.jobs.job import Cancel, Discard, RetryAfter, Snooze
 from jobs_lib.masking import describe, trace
 from jobs_lib.ownership.lease import NotBegun
@@ -130,16 +130,13 @@ class Runner:
                 text = self._read_payload(job)
                 job.lane.ensure_may_begin()
             values = self._types[job.type].payload.decode(text)
-            token = handled.set(job.lane.origin)
-            places = held.set(job) if job.placed else None
+            token = handled.set(job)
             try:
                 left = self._functions[job.type](job, **values)
                 if left is not None:
                     refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
-                if places is not None:
-                    held.reset(places)
         # SystemExit, too: if a handler raises it, its job ends, not the pod.
         except BaseException as error:
             outcome = self._explain(job, error)
@@ -252,16 +249,13 @@ class Runner:
                     job.payload = await asyncio.to_thread(self._read_payload, job)
                 job.lane.ensure_may_begin()
             values = self._decode(job)
-            token = handled.set(job.lane.origin)
-            places = held.set(job) if job.placed else None
+            token = handled.set(job)
             try:
                 left = await self._functions[job.type](job, **values)
                 if left is not None:
                     refuse_lazy(left, f"the handler of {job.type!r}")
             finally:
                 handled.reset(token)
-                if places is not None:
-                    held.reset(places)
         except BaseException as error:
             outcome = self._explain(job, error)
         return self._finish(job, outcome)
