@@ -57,8 +57,9 @@ class ClaimRow(NamedTuple):
     cut: bool
     """Whether the lane may go on behind the rows that were read."""
     delayed_or_placed: bool
-    """Of a job that runs last only: whether it is still waiting for its time. Of others:
-    whether they may have places of records, which the jobs that they enqueue get."""
+    """Of a job that runs last only: whether it is still waiting for its time. Of
+    others: whether they may have places of records, which the jobs that they enqueue
+    get."""
     age: float | None
     """Of a job that runs last only: seconds since its enqueue."""
     place: str
