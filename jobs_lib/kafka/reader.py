@@ -21,9 +21,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from jobs_lib.errors import OffsetError
+from jobs_lib.errors import OffsetError, TopicError
 from jobs_lib.kafka.client import list_partitions, make_consumer
-from jobs_lib.kafka.refusal import SILENT, explain, missing_topics
+from jobs_lib.kafka.refusal import SILENT, explain, missing_topics, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
+_PAUSE = 0.1
+"""Seconds until a broker is asked again."""
 _PATIENCE = 30.0
+_PASSING = {*SILENT, KafkaError._UNKNOWN_PARTITION}
+"""Also that of a client which hears of partitions that are there anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +274,7 @@ class PartsReader:
 
     def _refuse(self, error: KafkaError, partition: Partition) -> None:
         """Raise what does not pass; go on where librdkafka tries again."""
-        if error.code() in SILENT or error.retriable():
+        if error.code() in _PASSING or error.retriable():
             return
         raise explain(error, self._settings, partition[0], "READ")
 
@@ -320,17 +324,32 @@ class PartsReader:
         )
 
     def _read_range(self, partition: Partition) -> tuple[int, int]:
-        try:
-            start, end = self._consumer.get_watermark_offsets(
-                TopicPartition(*partition), timeout=_ANSWER_SECONDS
-            )
-        except KafkaException as failure:
-            topic = partition[0]
+        """Ask for the oldest offset of a partition and its end.
+
+        It asks again while a broker or a leader is only coming: the client has many
+        errors for that.
+        """
+        topic, number = partition
+        until = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            try:
+                start, end = self._consumer.get_watermark_offsets(
+                    TopicPartition(*partition), timeout=_ANSWER_SECONDS
+                )
+            except KafkaException as failure:
+                error: KafkaError = failure.args[0]
+            else:
+                return start, end
             # Raises the reason if no broker answers, which this client does not know.
-            if not list_partitions(self._settings, [topic], _ANSWER_SECONDS)[topic]:
-                raise missing_topics(self._settings, [topic]) from None
-            raise explain(failure.args[0], self._settings, topic, "READ") from None
-        return start, end
+            count = list_partitions(self._settings, [topic], _ANSWER_SECONDS)[topic]
+            if not 0 <= number < count:
+                raise missing_topics(self._settings, [topic])
+            explained = explain(error, self._settings, topic, "READ")
+            if not isinstance(explained, KafkaException | TopicError):
+                raise explained
+            if time.monotonic() > until:
+                raise no_answer(self._settings, error.str())
+            time.sleep(_PAUSE)
 
 
 def _spell(partition: Partition) -> str:

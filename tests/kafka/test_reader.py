@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
@@ -18,6 +18,7 @@ from jobs_lib.kafka.places import read_ends
 from jobs_lib.kafka.reader import PartsReader, Span
 from jobs_lib.settings import load_settings
 from tests.support.records import make_producer
+from tests.support.returning import Returning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -335,6 +336,55 @@ def test_impossible_parts_are_refused_before_anything_is_read(
 def test_a_missing_topic_is_refused(read):
     with pytest.raises(TopicError, match="'no-such-topic'"):
         read({("no-such-topic", 0): Span(None, 5)})
+
+
+@pytest.mark.parametrize("code", ["_UNKNOWN_PARTITION", "_TRANSPORT"])
+def test_it_reads_on_when_its_client_hears_of_a_partition_anew(
+    topic, fill, settings, monkeypatch, code
+):
+    name = topic(1)
+    fill(name, 3)
+    with PartsReader(
+        settings, {(name, 0): Span(None, 3)}, "reader", patience=PATIENCE
+    ) as reader:
+        poll, errors = reader._consumer.poll, [KafkaError(getattr(KafkaError, code))]
+
+        def tell_first(seconds: float) -> Message | None:
+            if errors:
+                return Message(topic=name, partition=0, error=errors.pop())
+            return poll(seconds)
+
+        client = Returning(reader._consumer, 0, 0)
+        monkeypatch.setattr(client, "poll", tell_first, raising=False)
+        monkeypatch.setattr(reader, "_consumer", client)
+        read = [get_offset(one) for _, messages in reader for one in messages]
+    assert (read, errors) == ([0, 1, 2], [])
+
+
+@pytest.mark.parametrize(
+    "code", ["_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "LEADER_NOT_AVAILABLE"]
+)
+@pytest.mark.parametrize("errors", [2, 1_000_000])
+def test_it_waits_for_the_leader_of_a_broker_that_comes_back(
+    topic, fill, settings, monkeypatch, code, errors
+):
+    name = topic(1)
+    fill(name, 3)
+    if errors > 2:
+        monkeypatch.setattr("jobs_lib.kafka.reader._ANSWER_SECONDS", 0.5)
+    raised = OffsetError if errors == 2 else UnavailableError
+    told = "is read up to offset 3" if errors == 2 else "no Kafka broker"
+    with PartsReader(
+        settings, {(name, 0): Span(None, 5)}, "reader", patience=PATIENCE
+    ) as reader:
+        items = iter(reader)
+        while reader.positions[name, 0] < 3:
+            next(items)
+        reader.patience = IMPATIENCE
+        client = Returning(reader._consumer, getattr(KafkaError, code), errors)
+        monkeypatch.setattr(reader, "_consumer", client)
+        with pytest.raises(raised, match=told):
+            next(items)
 
 
 @pytest.mark.slow

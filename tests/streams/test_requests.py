@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from jobs_lib import (
     ConfigurationError,
@@ -26,6 +26,7 @@ from jobs_lib.streams.requests import Requests
 from tests.support.canary import VALUE
 from tests.support.processes.publishers import MAY_PUBLISH, SET_BACK, STEPS
 from tests.support.records import produce
+from tests.support.returning import Returning
 from tests.support.topics import make_anew
 from tests.support.transactions import open_transaction
 from tests.support.waiting import linger
@@ -290,24 +291,6 @@ def test_an_answered_request_needs_no_broker(make, own_broker, name):
     with pytest.raises(UnavailableError) as failed:
         again.publish("t1", STATE, request="r2")
     assert not isinstance(failed.value, UnknownPublishError)
-
-
-class Returning:
-    """A client of a broker that has just come back, and knows no leader yet."""
-
-    def __init__(self, client, code: int, errors: int) -> None:
-        self._client = client
-        self._code = code
-        self._errors = errors
-
-    def __getattr__(self, name):
-        return getattr(self._client, name)
-
-    def get_watermark_offsets(self, *args, **options):
-        self._errors -= 1
-        if self._errors >= 0:
-            raise KafkaException(KafkaError(self._code))
-        return self._client.get_watermark_offsets(*args, **options)
 
 
 @pytest.mark.guarantee("T5")
