@@ -32,6 +32,7 @@ MOST_TASKS = 64
 _STANDALONE = "spark://"
 _THREADS = re.compile(r"local\[(\d+)[],]")
 _HOST = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:]+)):(?P<port>\d{1,5})")
+_LAST_PORT = 65_535
 _DEFAULT = re.compile(r"\s*([^\s=:#]+)(?:\s*[=:]\s*|\s+)(.*?)\s*")
 _ENCRYPTIONS = (
     ("spark.authenticate", "spark.network.crypto.enabled"),
@@ -90,16 +91,17 @@ def check_answers(master: str, within: float = ANSWERS_WITHIN) -> None:
     """Check that a standalone master takes connections; others are left to Spark.
 
     Raises:
-        ReexportError: none of its addresses does.
+        ReexportError: none of its addresses does, or it names none.
     """
     if not master.startswith(_STANDALONE):
         return
+    check_form(master)
     reasons = []
     for address in _find_hosts(master):
         try:
             socket.create_connection(address, within).close()
-        # A port above 65,535 is an OverflowError, and an odd host a UnicodeError.
-        except (OSError, OverflowError, UnicodeError) as error:
+        # An odd host is a UnicodeError.
+        except (OSError, UnicodeError) as error:
             reasons.append(str(error) or type(error).__name__)
         else:
             return
@@ -190,7 +192,8 @@ def _find_wheel() -> str | None:
 def _find_hosts(master: str) -> Iterator[tuple[str, int]]:
     # Several masters, of which one leads, stand behind one another.
     for one in master.removeprefix(_STANDALONE).split(","):
-        if found := _HOST.fullmatch(one):
+        # The C library takes a larger number for the port of its last 16 bits.
+        if (found := _HOST.fullmatch(one)) and 0 < int(found["port"]) <= _LAST_PORT:
             yield found["v6"] or found["name"], int(found["port"])
 
 

@@ -12,6 +12,7 @@ DATABASE_VARIABLE = "JOBS_LIB_DATABASE_URL"
 KAFKA_VARIABLE = "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS"
 
 _CONNECT_SECONDS = 5
+_LAST_PORT = 65_535
 
 
 def given(variable: str) -> str | None:
@@ -56,7 +57,10 @@ def _check_kafka(address: str) -> None:
     for server in address.split(","):
         host, _, port = server.strip().rpartition(":")
         try:
-            where = (host.strip("[]"), int(port))
+            # The C library takes a larger number for the port of its last 16 bits.
+            if not 0 < (number := int(port)) <= _LAST_PORT:
+                raise OSError(f"{number} is no port")
+            where = (host.strip("[]"), number)
             socket.create_connection(where, _CONNECT_SECONDS).close()
         except OSError as error:
             failure = error

@@ -120,6 +120,14 @@ def test_servers_of_the_user_are_used_and_not_started(monkeypatch, stack):
     assert secret not in str(failure.value)
 
 
+def test_a_port_that_cannot_be_is_no_other_one(monkeypatch, stack):
+    host, _, port = _listening().rpartition(":")
+    wrong = f"{host}:{int(port) + 65_536}"
+    monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", wrong)
+    with pytest.raises(DevStackError, match=f"{wrong}, which does not answer"):
+        stack.up()
+
+
 def test_a_stale_state_file_is_no_reason_to_end_another_process(stack, monkeypatch):
     monkeypatch.setenv("JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS", _listening())
     pid = by_key(stack.up())["postgres"].pid

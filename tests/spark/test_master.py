@@ -206,9 +206,20 @@ def test_a_master_that_does_not_answer_is_named(database, begun, alone):
     for odd in ("spark://", "spark://host", "spark://host:seven", "spark://a:1:2"):
         with pytest.raises(ReexportError, match="names no master"):
             start(database, make_entity(), rate=60, master=odd)
-    with pytest.raises(ReexportError, match="does not answer"):
-        check_answers("spark://127.0.0.1:99999")
     assert begun() == []
+
+
+@pytest.mark.parametrize("more", [65_536, -65_536])
+def test_a_port_that_cannot_be_is_no_other_one(more):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        check_answers(f"spark://127.0.0.1:{port}")
+        with pytest.raises(ReexportError, match="names no master"):
+            check_answers(f"spark://127.0.0.1:{port + more}")
+    with pytest.raises(ReexportError, match="names no master"):
+        check_answers("spark://127.0.0.1:0")
 
 
 @pytest.mark.slow
