@@ -23,7 +23,8 @@ from confluent_kafka import (
 
 from jobs_lib.errors import OffsetError, TopicError
 from jobs_lib.kafka.client import list_partitions, make_consumer
-from jobs_lib.kafka.refusal import SILENT, explain, missing_topics, no_answer
+from jobs_lib.kafka.patience import ask_again
+from jobs_lib.kafka.refusal import SILENT, explain, missing_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
-_PAUSE = 0.1
-"""Seconds until a broker is asked again."""
 _PATIENCE = 30.0
 _PASSING = {*SILENT, KafkaError._UNKNOWN_PARTITION}
 """Also that of a client which hears of partitions that are there anew."""
@@ -324,32 +323,26 @@ class PartsReader:
         )
 
     def _read_range(self, partition: Partition) -> tuple[int, int]:
-        """Ask for the oldest offset of a partition and its end.
-
-        It asks again while a broker or a leader is only coming: the client has many
-        errors for that.
-        """
+        """Ask for the oldest offset of a partition and its end."""
         topic, number = partition
-        until = time.monotonic() + _ANSWER_SECONDS
-        while True:
-            try:
-                start, end = self._consumer.get_watermark_offsets(
-                    TopicPartition(*partition), timeout=_ANSWER_SECONDS
-                )
-            except KafkaException as failure:
-                error: KafkaError = failure.args[0]
-            else:
-                return start, end
+        place = TopicPartition(*partition)
+
+        def ask() -> tuple[int, int]:
+            start, end = self._consumer.get_watermark_offsets(
+                place, timeout=_ANSWER_SECONDS
+            )
+            return start, end
+
+        def tell(error: KafkaError) -> Exception:
             # Raises the reason if no broker answers, which this client does not know.
             count = list_partitions(self._settings, [topic], _ANSWER_SECONDS)[topic]
             if not 0 <= number < count:
                 raise missing_topics(self._settings, [topic])
             explained = explain(error, self._settings, topic, "READ")
-            if not isinstance(explained, KafkaException | TopicError):
-                raise explained
-            if time.monotonic() > until:
-                raise no_answer(self._settings, error.str())
-            time.sleep(_PAUSE)
+            # The topic is there, so its leader is only coming.
+            return KafkaException(error) if type(explained) is TopicError else explained
+
+        return ask_again(self._settings, ask, tell, _ANSWER_SECONDS)
 
 
 def _spell(partition: Partition) -> str:

@@ -13,7 +13,6 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from jobs_lib.errors import (
     OffsetError,
     RecordError,
-    TopicError,
     UnknownPublishError,
 )
 from jobs_lib.kafka.client import (
@@ -23,9 +22,10 @@ from jobs_lib.kafka.client import (
     read_topic_ids,
 )
 from jobs_lib.kafka.headers import list_headers
+from jobs_lib.kafka.patience import ask_again
 from jobs_lib.kafka.places import find_records, read_ends
 from jobs_lib.kafka.reader import PartsReader, Span
-from jobs_lib.kafka.refusal import explain, missing_topics, no_answer
+from jobs_lib.kafka.refusal import explain, missing_topics
 from jobs_lib.partitioner import choose_partition
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from confluent_kafka import Message
+    from confluent_kafka import KafkaError, Message
     from confluent_kafka.admin import AdminClient
 
     from jobs_lib.errors import AccessError
@@ -45,8 +45,6 @@ REQUEST_HEADER = "ce_request"
 """The header that holds the id of a request."""
 _GROUP = "jobs_lib-streams"
 """Names the clients; no group of this name is joined."""
-_PAUSE = 0.1
-"""Seconds until such a broker is asked again."""
 _FRESH_SECONDS = 10.0
 """How long a known end is good enough to begin a search at."""
 _CLOCKS_SECONDS = 60.0
@@ -273,33 +271,21 @@ class Log:
         return len(found.partitions)
 
     def _ask(self, topic: str, question: Callable[[Consumer], T]) -> T:
-        """Ask Kafka, and ask again while a broker or a leader is only coming.
-
-        The client has many errors for that, of which it calls few passing ones.
-        """
+        """Ask Kafka, and ask again while a broker or a leader is only coming."""
         client = self._find_client()
-        until = time.monotonic() + self._seconds
-        while True:
-            try:
-                return question(client)
-            except KafkaException as error:
-                explained = self._explain(client, error, topic)
-                passing = isinstance(explained, KafkaException | TopicError)
-                if passing and time.monotonic() < until:
-                    time.sleep(_PAUSE)
-                elif isinstance(explained, KafkaException):
-                    raise no_answer(self._settings, error.args[0].str()) from None
-                else:
-                    raise explained from None
+        return ask_again(
+            self._settings,
+            lambda: question(client),
+            lambda error: self._explain(client, error, topic),
+            self._seconds,
+        )
 
-    def _explain(
-        self, client: Consumer, error: KafkaException, topic: str
-    ) -> Exception:
+    def _explain(self, client: Consumer, error: KafkaError, topic: str) -> Exception:
         # Only a poll hears why the brokers do not let it in.
         client.poll(0)
         if self._refusals:
             return self._refusals.pop()
-        return explain(error.args[0], self._settings, topic, "READ")
+        return explain(error, self._settings, topic, "READ")
 
     def _find_client(self) -> Consumer:
         """The client of this process: a fork does not use its parent's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -62,6 +63,21 @@ def read(settings) -> Callable[..., dict[Partition, list[int]]]:
         return found
 
     return read
+
+
+@contextmanager
+def reading_three(
+    settings: Settings, name: str
+) -> Iterator[tuple[PartsReader, Iterator[object]]]:
+    """Read three records of a part that ends later, and wait no longer for more."""
+    with PartsReader(
+        settings, {(name, 0): Span(None, 5)}, "reader", patience=PATIENCE
+    ) as reader:
+        items = iter(reader)
+        while reader.positions[name, 0] < 3:
+            next(items)
+        reader.patience = IMPATIENCE
+        yield reader, items
 
 
 @pytest.fixture
@@ -285,17 +301,11 @@ def test_without_progress_it_ends_with_an_error(topic, fill, transact, settings,
     fill(name, 3)
     if kind == "open transaction":
         transact(name, ["keep open"])
-    with PartsReader(
-        settings, {(name, 0): Span(None, 5)}, "reader", patience=PATIENCE
-    ) as reader:
-        items = iter(reader)
-        while reader.positions[name, 0] < 3:
-            next(items)
-        reader.patience = IMPATIENCE
-        with pytest.raises(
-            OffsetError, match=r"up to offset 3, and for 0\.5 s"
-        ) as error:
-            next(items)
+    with (
+        reading_three(settings, name) as (_, items),
+        pytest.raises(OffsetError, match=r"up to offset 3, and for 0\.5 s") as error,
+    ):
+        next(items)
     assert (error.value.partition, error.value.position) == ((name, 0), 3)
 
 
@@ -374,13 +384,7 @@ def test_it_waits_for_the_leader_of_a_broker_that_comes_back(
         monkeypatch.setattr("jobs_lib.kafka.reader._ANSWER_SECONDS", 0.5)
     raised = OffsetError if errors == 2 else UnavailableError
     told = "is read up to offset 3" if errors == 2 else "no Kafka broker"
-    with PartsReader(
-        settings, {(name, 0): Span(None, 5)}, "reader", patience=PATIENCE
-    ) as reader:
-        items = iter(reader)
-        while reader.positions[name, 0] < 3:
-            next(items)
-        reader.patience = IMPATIENCE
+    with reading_three(settings, name) as (reader, items):
         client = Returning(reader._consumer, getattr(KafkaError, code), errors)
         monkeypatch.setattr(reader, "_consumer", client)
         with pytest.raises(raised, match=told):
