@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _OLD_SECONDS = 0.3
 """A grant that is older when its records go to Kafka is not used: half of the time that
-it has."""
+it has. While records are longer on their way, nothing is granted."""
 _LATE_SECONDS = 0.6
 """Records that are longer on their way are late: the time that ``take_records`` leaves
 them."""
@@ -96,13 +96,14 @@ class Rates:
                 self._ahead.setdefault(reexport_id, rows)
 
     def is_stuck(self) -> bool:
-        """Whether records are late that are still on their way.
+        """Whether records have been on their way for so long that they may be late.
 
         What is granted meanwhile would leave together with them.
         """
-        late = self._find_late()
+        # Before they are late: what a thread asks for now is granted a while later.
+        long = self._find_long(_OLD_SECONDS)
         now = time.monotonic()
-        return any(now - at > late for at in [*self._sending.values()])
+        return any(now - at > long for at in [*self._sending.values()])
 
     @contextmanager
     def leaving(
@@ -123,26 +124,33 @@ class Rates:
         try:
             yield
         finally:
-            del self._sending[block.shard]
             took = time.monotonic() - block.granted_at
-            is_late = took > self._find_late()
-            self._took.append(took)
-            if is_late:
-                self._take_once_more(connection, counts)
+            try:
+                if took > self._find_long(_LATE_SECONDS):
+                    self._take_once_more(connection, counts)
+            finally:
+                # Only now: another thread would take what these still owe.
+                del self._sending[block.shard]
+                self._took.append(took)
 
-    def _find_late(self) -> float:
-        """The seconds after which records are late."""
-        return max(_LATE_SECONDS, _USUAL * min([*self._took], default=0.0))
+    def _find_long(self, least: float) -> float:
+        """The seconds that are long for a block, so many at the least."""
+        return max(least, _USUAL * min([*self._took], default=0.0))
 
     def _take_anew(self, connection: psycopg.Connection[Any], block: Block) -> None:
         """Leave those rows of a block in the outbox that its rates do not allow now."""
         # Some are refused, or dropped, since their states were loaded.
         there = {*map(id, block.records)}
         found, block.limited = block.limited, {}
+        # They would leave together with those that are late.
+        is_stuck = self.is_stuck()
         block.granted_at = time.monotonic()
         for reexport_id, records in found.items():
             waiting = [one for one in records if id(one[0]) in there]
             if not waiting:
+                continue
+            if is_stuck:
+                block.leave(waiting)
                 continue
             allowed = self.take(connection, reexport_id, len(waiting))
             if reexport_id in self._ahead:

@@ -157,6 +157,7 @@ def test_records_that_left_late_count_twice(
 
     def leave() -> None:
         with reader.rates.leaving(connection, block):
+            monkeypatch.setattr(rates, "_OLD_SECONDS", 0)
             assert reader.rates.is_stuck()
             # What waits for such records is not even read.
             assert not reader.read(connection, 0, 1)
@@ -165,13 +166,41 @@ def test_records_that_left_late_count_twice(
                 raise TimeoutError
 
     monkeypatch.setattr(rates, "_LATE_SECONDS", 0)
+    take, was_stuck = reader.rates.take, []
+
+    def note_and_take(*args) -> int:
+        was_stuck.append(reader.rates.is_stuck())
+        return take(*args)
+
+    monkeypatch.setattr(reader.rates, "take", note_and_take)
     if fails:
         with pytest.raises(TimeoutError):
             leave()
     else:
         leave()
+    # Until they are counted, the bucket has records that nothing else may take.
+    assert was_stuck == [True]
     assert not reader.rates.is_stuck()
     assert tokens(admin) == -ROWS
+
+
+@pytest.mark.guarantee("W28")
+def test_nothing_is_taken_anew_while_others_are_stuck(
+    reader, connection, admin, set_tokens, monkeypatch
+):
+    write_reexport(admin, "items", "items", ROWS, rate=600_000)
+    set_tokens(ROWS)
+    stuck = reader.read(connection, 0, 1)
+    set_tokens(ROWS)
+    slow = reader.read(connection, 0, 1)
+    assert len(slow.records) == ROWS
+    slow.shard = 1
+    set_tokens(ROWS)
+    with reader.rates.leaving(connection, stuck):
+        monkeypatch.setattr(rates, "_OLD_SECONDS", -1)
+        with reader.rates.leaving(connection, slow):
+            assert not slow.records
+        assert tokens(admin) == ROWS
 
 
 @pytest.mark.guarantee("W28")
