@@ -21,7 +21,7 @@ from jobs_lib.errors import ReexportError
 from jobs_lib.masking import find_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 ANSWERS_WITHIN = 5.0
 """Seconds for a master to take a connection; Spark itself would try for a minute."""
@@ -71,20 +71,24 @@ def is_here(master: str) -> bool:
         return True
     if not master.startswith(_STANDALONE):
         return False
-    hosts = [host for host, _ in _find_hosts(master)]
-    return bool(hosts) and all(map(_is_loopback, hosts))
+    addresses = map(_read_address, _list_addresses(master))
+    return all(one is not None and _is_loopback(one[0]) for one in addresses)
 
 
 def check_form(master: str) -> None:
     """Check the form of a standalone master's address.
 
     Raises:
-        ReexportError: it names no host and port.
+        ReexportError: it names no host and port, or one of several addresses does not.
     """
-    if master.startswith(_STANDALONE) and not [*_find_hosts(master)]:
-        raise ReexportError(
-            f"{master!r} names no master of Spark: give one such as spark://host:7077"
-        )
+    if not master.startswith(_STANDALONE):
+        return
+    for one in _list_addresses(master):
+        if _read_address(one) is None:
+            raise ReexportError(
+                f"{one!r} names no master of Spark, in {master!r}: give one such as "
+                "spark://host:7077, or several as spark://host:7077,other:7077"
+            )
 
 
 def check_answers(master: str, within: float = ANSWERS_WITHIN) -> None:
@@ -97,7 +101,7 @@ def check_answers(master: str, within: float = ANSWERS_WITHIN) -> None:
         return
     check_form(master)
     reasons = []
-    for address in _find_hosts(master):
+    for address in filter(None, map(_read_address, _list_addresses(master))):
         try:
             socket.create_connection(address, within).close()
         # An odd host is a UnicodeError.
@@ -189,12 +193,18 @@ def _find_wheel() -> str | None:
     return next(iter(spec.submodule_search_locations or ()), None) if spec else None
 
 
-def _find_hosts(master: str) -> Iterator[tuple[str, int]]:
-    # Several masters, of which one leads, stand behind one another.
-    for one in master.removeprefix(_STANDALONE).split(","):
-        # The C library takes a larger number for the port of its last 16 bits.
-        if (found := _HOST.fullmatch(one)) and 0 < int(found["port"]) <= _LAST_PORT:
-            yield found["v6"] or found["name"], int(found["port"])
+def _list_addresses(master: str) -> list[str]:
+    """List the addresses of a standalone master: of several masters one leads."""
+    return master.removeprefix(_STANDALONE).split(",")
+
+
+def _read_address(text: str) -> tuple[str, int] | None:
+    """Read a host and its port; None if they are none."""
+    found = _HOST.fullmatch(text)
+    # The C library takes a larger number for the port of its last 16 bits.
+    if found is None or not 0 < int(found["port"]) <= _LAST_PORT:
+        return None
+    return found["v6"] or found["name"], int(found["port"])
 
 
 def _is_loopback(host: str) -> bool:

@@ -55,6 +55,7 @@ def begun(database):
         *(("spark://127.0.0.1:7077", True), ("spark://localhost:7077", True)),
         *(("spark://[::1]:7077", True), ("spark://127.0.0.1:1,localhost:2", True)),
         *((FAR, False), ("spark://127.0.0.1:1,10.0.0.1:2", False)),
+        *(("spark://127.0.0.1:1,far", False), ("spark://127.0.0.1:1,far:0", False)),
         *(("spark://localhost.example:7077", False), ("spark://", False)),
         *(("k8s://https://127.0.0.1:6443", False), ("yarn", False), ("", False)),
     ],
@@ -203,9 +204,12 @@ def test_a_master_that_does_not_answer_is_named(database, begun, alone):
             one.connect_ex(silent.getsockname())
         with pytest.raises(ReexportError, match="does not answer: timed out"):
             check_answers(f"spark://127.0.0.1:{silent.getsockname()[1]}", 0.2)
-    for odd in ("spark://", "spark://host", "spark://host:seven", "spark://a:1:2"):
-        with pytest.raises(ReexportError, match="names no master"):
-            start(database, make_entity(), rate=60, master=odd)
+    for odd in ("", "host", "host:seven", "a:1:2"):
+        with pytest.raises(ReexportError, match=f"{odd!r} names no master"):
+            start(database, make_entity(), rate=60, master=f"spark://{odd}")
+        # One that answers may not lead, and the other one is a typing error.
+        with pytest.raises(ReexportError, match=f"{odd!r} names no master"):
+            start(database, make_entity(), rate=60, master=f"{closed},{odd}")
     assert begun() == []
 
 
