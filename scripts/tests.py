@@ -24,11 +24,12 @@ OLDEST = 14
 
 OLDER_POSTGRES = "a PostgreSQL older than the embedded one"
 
-# Each process has a PostgreSQL and a Kafka of its own, and waits for half of its time.
+# Each process has a PostgreSQL and a Kafka of its own, and mostly waits: two for each
+# core leave a quarter of it idle.
 # Slow tests wait for none: they start whole services.
 # tests/support/order.py gives the order in which the files start.
 PROCESSORS = os.cpu_count() or 1
-PROCESSES = min(6, max(2, PROCESSORS * 2))
+PROCESSES = min(6, max(2, PROCESSORS * 3))
 SLOW_PROCESSES = min(4, max(2, PROCESSORS))
 BY_FILE = ["--dist", "loadfile", "--no-loadscope-reorder"]
 
