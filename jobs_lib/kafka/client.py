@@ -53,6 +53,10 @@ _LINE = re.compile(r"(\w+) \[[^]]*\] \[thrd:([^]]*)\]: ")
 _OF_CONNECTIONS = {"FAIL", "ERROR"}
 _WAITS = (0.1, 0.3, 0.6)
 _AT_ONCE_MS = 5
+_FIND_SECONDS = 0.5
+"""No longer than a producer would wait by itself."""
+_NO_TOPIC = "/"
+"""A name that no topic can have: the answer is short, and no topic is made."""
 
 
 def _log(refusal: AccessError) -> None:
@@ -129,6 +133,7 @@ def init_transactions(producer: Producer, timeout: float) -> KafkaError | None:
 
     An error that is raised would keep the producer in memory for as long as itself.
     """
+    _find_broker(producer, timeout)
     try:
         producer.init_transactions(timeout)
     except KafkaException as failure:
@@ -158,7 +163,20 @@ def make_publisher(
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_publisher(settings, acks, timeout, largest)
-    return _make(Producer, configuration, settings, _on_error(settings, on_refused))
+    made = _make(Producer, configuration, settings, _on_error(settings, on_refused))
+    _find_broker(made, timeout)
+    return made
+
+
+def _find_broker(producer: Producer, timeout: float) -> None:
+    """Let a new producer find a broker before it asks for its id.
+
+    A producer that asks before it knows a broker asks again after half a second, and
+    sends nothing until then.
+    """
+    # It tries on by itself.
+    with suppress(KafkaException):
+        producer.list_topics(_NO_TOPIC, timeout=min(timeout, _FIND_SECONDS))
 
 
 def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:

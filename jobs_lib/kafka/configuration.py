@@ -70,10 +70,14 @@ def configure(settings: Settings) -> Configuration:
     Raises:
         ConfigurationError: no broker is set, or a setting would be unsafe.
     """
+    # A client connects to the address that it has, and then to the broker of which it
+    # learns there. Half of this time lies between both.
+    configuration: Configuration = {"reconnect.backoff.ms": 20}
     for key, value in settings.kafka.items():
         _refuse(key, value)
-    given = settings.kafka.items()
-    return {k: v for k, v in given if _ALIASES.get(k, k) not in _FORCED} | {
+        if _ALIASES.get(key, key) not in _FORCED:
+            configuration[key] = value
+    return configuration | {
         "bootstrap.servers": require_bootstrap_servers(settings),
         "client.id": settings.pod,
     }
