@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -166,13 +167,18 @@ def make_producer(
     Without idempotence it may swap them where a topic was just made: the broker
     refuses the first request, and takes the second.
     """
-    return Producer(
+    producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
             "partitioner": partitioner,
             "enable.idempotence": True,
+            "reconnect.backoff.ms": 20,
         }
     )
+    # A producer that knows no broker yet waits for half a second.
+    with suppress(KafkaException):
+        producer.list_topics("/", timeout=0.5)
+    return producer
 
 
 def key_of(partition: int, partitions: int) -> str:
