@@ -54,7 +54,7 @@ _OF_CONNECTIONS = {"FAIL", "ERROR"}
 _WAITS = (0.1, 0.3, 0.6)
 _AT_ONCE_MS = 5
 _FIND_SECONDS = 0.5
-"""No longer than a producer would wait by itself."""
+"""No longer than a client would wait by itself."""
 _NO_TOPIC = "/"
 """A name that no topic can have: the answer is short, and no topic is made."""
 
@@ -133,7 +133,7 @@ def init_transactions(producer: Producer, timeout: float) -> KafkaError | None:
 
     An error that is raised would keep the producer in memory for as long as itself.
     """
-    _find_broker(producer, timeout)
+    find_broker(producer, timeout)
     try:
         producer.init_transactions(timeout)
     except KafkaException as failure:
@@ -164,19 +164,19 @@ def make_publisher(
     """
     configuration = configure_publisher(settings, acks, timeout, largest)
     made = _make(Producer, configuration, settings, _on_error(settings, on_refused))
-    _find_broker(made, timeout)
+    find_broker(made, timeout)
     return made
 
 
-def _find_broker(producer: Producer, timeout: float) -> None:
-    """Let a new producer find a broker before it asks for its id.
+def find_broker(client: Producer | AdminClient, timeout: float) -> None:
+    """Let a new client find a broker before it asks something.
 
-    A producer that asks before it knows a broker asks again after half a second, and
-    sends nothing until then.
+    A producer that asks for its id, or an admin client that asks for a leader, before
+    it knows a broker asks again after half a second, or up to three seconds.
     """
     # It tries on by itself.
     with suppress(KafkaException):
-        producer.list_topics(_NO_TOPIC, timeout=min(timeout, _FIND_SECONDS))
+        client.list_topics(_NO_TOPIC, timeout=min(timeout, _FIND_SECONDS))
 
 
 def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:

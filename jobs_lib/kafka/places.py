@@ -26,6 +26,7 @@ from jobs_lib.errors import (
 )
 from jobs_lib.kafka.client import (
     NO_ANSWER,
+    find_broker,
     list_partitions,
     make_admin,
     make_consumer,
@@ -438,6 +439,7 @@ def _list_offsets(
         more["isolation_level"] = IsolationLevel.READ_COMMITTED
     # Keep the client until the answers are there: a deleted client gives none.
     admin = make_admin(settings)
+    find_broker(admin, timeout)
     offsets = {}
     for one, future in admin.list_offsets(asked, **more).items():
         try:
