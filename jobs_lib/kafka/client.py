@@ -179,6 +179,22 @@ def find_broker(client: Producer | AdminClient, timeout: float) -> None:
         client.list_topics(_NO_TOPIC, timeout=min(timeout, _FIND_SECONDS))
 
 
+def find_leaders(consumer: Consumer, places: Iterable[TopicPartition]) -> None:
+    """Let a new consumer know the leaders of partitions, before they are assigned.
+
+    A consumer that knows none waits for half a second before it asks what the oldest
+    offset is. This question, of any time, makes it ask for the leaders at once. Where
+    an offset is given, it does not wait.
+    """
+    asked = [
+        TopicPartition(at.topic, at.partition, 0) for at in places if at.offset < 0
+    ]
+    if asked:
+        # It tries on by itself.
+        with suppress(KafkaException):
+            consumer.offsets_for_times(asked, timeout=_FIND_SECONDS)
+
+
 def make_admin(settings: Settings, on_refused: OnRefused = _log) -> AdminClient:
     """Make an admin client.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.client import find_leaders, make_consumer
 from jobs_lib.kafka.poller import POLL_SECONDS, Partition, Poller
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class HandReader(Poller):
             if partition in self._assigned:
                 consumer.incremental_unassign([at])
             self._forget([partition])
+            if not self._assigned:
+                find_leaders(consumer, [at])
             # First: if the client fails at it, listeners learn that it is lost.
             self._assigned.add(partition)
             consumer.incremental_assign([at])

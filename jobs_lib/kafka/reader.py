@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -23,7 +22,7 @@ from confluent_kafka import (
 )
 
 from jobs_lib.errors import OffsetError, TopicError
-from jobs_lib.kafka.client import list_partitions, make_consumer
+from jobs_lib.kafka.client import find_leaders, list_partitions, make_consumer
 from jobs_lib.kafka.patience import ask_again
 from jobs_lib.kafka.refusal import SILENT, explain, missing_topics
 
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
-_LEADER_SECONDS = 0.5
-"""No longer than the client would wait itself."""
 _PATIENCE = 30.0
 _PASSING = {*SILENT, KafkaError._UNKNOWN_PARTITION}
 """Also that of a client which hears of partitions that are there anew."""
@@ -123,8 +120,9 @@ class PartsReader:
             sees_uncommitted=sees_uncommitted,
         )
         try:
-            self._find_leaders()
-            self._consumer.incremental_assign([self._place(one) for one in self._open])
+            places = [self._place(one) for one in self._open]
+            find_leaders(self._consumer, places)
+            self._consumer.incremental_assign(places)
         except BaseException:
             self._consumer.close()
             raise
@@ -244,19 +242,6 @@ class PartsReader:
 
     def _sum_positions(self) -> int:
         return sum(self.positions.values())
-
-    def _find_leaders(self) -> None:
-        """Let the client know the leaders of partitions that are read from the oldest.
-
-        A client that knows none waits for half a second before it asks what the oldest
-        offset is. This question makes it ask for the leaders at once.
-        """
-        oldest = [one for one in self._open if self._spans[one].start is None]
-        if oldest:
-            asked = [TopicPartition(*one, 0) for one in oldest]
-            # It goes on asking itself.
-            with suppress(KafkaException):
-                self._consumer.offsets_for_times(asked, timeout=_LEADER_SECONDS)
 
     def _place(self, partition: Partition) -> TopicPartition:
         start = self._spans[partition].start
