@@ -12,7 +12,7 @@ from jobs_lib.coordination.messages import encode
 from jobs_lib.coordination.patience import PIECE, Patience, read_clock
 from jobs_lib.errors import UnavailableError
 from jobs_lib.kafka.access import Needs, check_access
-from jobs_lib.kafka.client import make_publisher
+from jobs_lib.kafka.client import find_broker, make_publisher
 from jobs_lib.kafka.refusal import explain
 from jobs_lib.loop import Loop
 
@@ -135,6 +135,7 @@ class Writer:
         """
         # A producer would only say that it is broken for good.
         check_access(self._settings, Needs(writes={self._topic}))
+        find_broker(self._producer, self._timeout)
         self._loop.start()
 
     def stop(self, timeout: float) -> None:
@@ -191,6 +192,7 @@ class Writer:
         self._tell(explain(error, self._settings, self._topic, "WRITE"))
         self._broken.append(self._producer)
         self._producer = self._make()
+        find_broker(self._producer, self._timeout)
 
     def _fail(self, sent: Sent, place: int, error: KafkaError) -> None:
         explained = explain(error, self._settings, self._topic, "WRITE")

@@ -163,9 +163,7 @@ def make_publisher(
         ConfigurationError: a setting is unknown, or would be unsafe.
     """
     configuration = configure_publisher(settings, acks, timeout, largest)
-    made = _make(Producer, configuration, settings, _on_error(settings, on_refused))
-    find_broker(made, timeout)
-    return made
+    return _make(Producer, configuration, settings, _on_error(settings, on_refused))
 
 
 def find_broker(client: Producer | AdminClient, timeout: float) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.errors import PayloadError, UnavailableError, UnknownPublishError
-from jobs_lib.kafka.client import make_publisher
+from jobs_lib.kafka.client import find_broker, make_publisher
 from jobs_lib.kafka.refusal import (
     OF_RECORD,
     OF_TOPIC,
@@ -264,6 +264,8 @@ class EventProducer:
         self._loop.stop()
 
     def _poll(self) -> Iterator[None]:
+        # In this thread: callers may be unable to wait.
+        find_broker(self._producer, self._seconds)
         while not self._loop.stopping.is_set() or len(self._producer):
             try:
                 self._producer.poll(_POLL_SECONDS)
