@@ -18,7 +18,7 @@ CONFIGURATION = """
 from tests.support import hangs
 
 hangs.GRACE = {grace}
-hangs.NOTICE = 0.3
+hangs.NOTICE = {notice}
 
 def pytest_configure(config):
     config.pluginmanager.register(hangs.Hangs())
@@ -99,8 +99,10 @@ def test_hangs_again_at_its_end(hangs_at_the_end):
 def run_tests(tmp_path):
     """A function that runs tests; it returns how each failed, and the output."""
 
-    def run(tests: str, *options: str, grace: float) -> tuple[dict[str, str], str]:
-        configuration = CONFIGURATION.format(grace=grace)
+    def run(
+        tests: str, *options: str, grace: float, notice: float = 0.3
+    ) -> tuple[dict[str, str], str]:
+        configuration = CONFIGURATION.format(grace=grace, notice=notice)
         (tmp_path / "conftest.py").write_text(configuration, encoding="utf-8")
         file, report = tmp_path / "test_hanging.py", tmp_path / "report.xml"
         file.write_text(START + tests + END, encoding="utf-8")
@@ -147,13 +149,15 @@ def test_a_new_worker_replaces_one_that_no_signal_ends(run_tests):
 
 
 WAITS = """
+@pytest.mark.timeout(60)
 def test_wait():
     wait_for(lambda: False, timeout=100, what="it comes")
 """
 
 
 def test_a_wait_says_what_it_lacks_before_its_test_is_ended(run_tests):
-    ended, output = run_tests(WAITS, grace=60)
+    # However busy the machine is, there is time to say it.
+    ended, output = run_tests(WAITS, grace=60, notice=59.8)
     assert [*ended] == ["test_before", *names(WAITS), "test_after"], output
     assert "s in vain until: it comes" in ended.pop("test_wait"), output
     assert {*ended.values()} == {""}, output

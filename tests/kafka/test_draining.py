@@ -120,4 +120,6 @@ def test_after_each_fault_of_a_server_lag_jobs_and_outbox_come_to_nothing(
             write()
             await_nothing(f"after {fault.__name__}")
     found = Counter(record.json for record in read_topic(servers, events.name))
-    assert found == Counter(range(next(numbers)))
+    # A block whose commit no broker has answered in time is sent again.
+    assert found.keys() == {*range(next(numbers))}
+    assert all(found[number] == 1 for number in range(RECORDS))
