@@ -16,8 +16,9 @@ from click.testing import CliRunner
 
 from jobs_lib.cli.dev import dev
 from jobs_lib.devstack import DevStack, PostgresServer
-from jobs_lib.devstack.process import start_of
+from jobs_lib.devstack.process import exists, start_of
 from jobs_lib.errors import DevStackError
+from tests.support.waiting import wait_for
 
 from .conftest import DEV
 
@@ -133,6 +134,8 @@ def test_a_stale_state_file_is_no_reason_to_end_another_process(stack, monkeypat
     pid = by_key(stack.up())["postgres"].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+    # PostgreSQL takes one that nobody has reaped yet for one that runs.
+    wait_for(lambda: not exists(pid), timeout=60, what="the killed one is reaped")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as other:
         # Now another process seems to have this number.
         state = json.loads((stack.folder / "state.json").read_text())
