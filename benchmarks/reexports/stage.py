@@ -48,5 +48,6 @@ class Stage:
         with self.database.connect("benchmark") as connection:
             connection.execute(
                 "truncate jobs_lib.jobs, jobs_lib.reexports, jobs_lib.reexport_ranges"
+                " cascade"
             )
             connection.execute("checkpoint")
