@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,6 +16,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from jobs_lib.kafka.client import find_broker
 from jobs_lib.partitioner import choose_partition
 from tests.support.waiting import wait_for
 
@@ -175,9 +175,7 @@ def make_producer(
             "reconnect.backoff.ms": 20,
         }
     )
-    # A producer that knows no broker yet waits for half a second.
-    with suppress(KafkaException):
-        producer.list_topics("/", timeout=0.5)
+    find_broker(producer, 0.5)
     return producer
 
 
