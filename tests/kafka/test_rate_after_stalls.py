@@ -106,7 +106,9 @@ def test_records_that_waited_leave_at_the_rate(
                 timeout=60,
                 what=lambda: f"threads wait: {stall.count()}",
             )
-        # Until the bucket is full again, and what was granted is old.
+        # Until the bucket is full again, and what was granted is old: threads that
+        # waited already took nothing of the last filling.
+        admin.execute(fill, (0,))
         wait_for(
             lambda: admin.execute(
                 "select tokens + %s * extract(epoch from clock_timestamp()"
