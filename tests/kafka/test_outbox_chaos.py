@@ -10,7 +10,7 @@ import random
 import re
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tests.support.outbox.judge import Verdict
 
 PARTITIONS = 4
+CALM = {"stale_after": 60.0, "session_timeout": 60.0}
+"""Of relays that no fault is to hit: a busy machine may stand still for seconds, which
+would be one."""
 SECONDS = {"relays": 300.0, "all": 1800.0}
 GIVEN = os.environ.get("CHAOS_SECONDS")
 
@@ -67,10 +70,15 @@ class Faults:
     def __init__(self, stage: Stage, server, broker, pods: int) -> None:
         self.stage, self.server, self.broker = stage, server, broker
         self.pods = [f"r{n}" for n in range(pods)]
-        stage.start_relay("r0", kafka_bootstrap_servers=broker.proxied)
+
+    def start_relays(self, **settings: Any) -> None:
+        """Start the relays with these settings; those that run are stopped before."""
+        self.stage.stop_relays()
+        proxied = self.broker.proxied
+        self.stage.start_relay("r0", kafka_bootstrap_servers=proxied, **settings)
         for pod in self.pods[1:]:
-            stage.start_relay(pod)
-        stage.await_owners(*self.pods)
+            self.stage.start_relay(pod, **settings)
+        self.stage.await_owners(*self.pods)
 
     def of_relays(self, chance: random.Random) -> dict[str, Callable[[], None]]:
         """Return the faults that can hit a relay."""
@@ -147,6 +155,7 @@ def test_topics_get_all_committed_rows_in_order_through_every_fault(
     stage, server, own_broker
 ):
     faults = Faults(stage, server, own_broker, pods=2)
+    faults.start_relays(**CALM)
     with Writers(stage.url, stage.states, stage.events, seed=1) as writers:
         wait_for(lambda: writers.counts["committed"] > 40, timeout=30)
     stage.await_empty()
@@ -154,6 +163,7 @@ def test_topics_get_all_committed_rows_in_order_through_every_fault(
     calm = stage.judge()
     assert not calm.violations, str(calm)
     assert stage.explained == calm.repeats == 0
+    faults.start_relays()
     with Writers(stage.url, stage.states, stage.events, seed=2) as writers:
         stage.kill_after_send("r0")
         stage.await_owners("r0", "r1")
@@ -188,6 +198,7 @@ def test_faults_at_random_leave_the_topics_right(stage, server, own_broker, what
     print(f"CHAOS_SEED={seed} CHAOS_SECONDS={seconds:g}")
     chance = random.Random(seed)
     faults = Faults(stage, server, own_broker, pods=3)
+    faults.start_relays()
     choose = faults.of_relays if what == "relays" else faults.of_all
     until = time.monotonic() + seconds
     with Writers(

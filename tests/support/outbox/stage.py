@@ -116,6 +116,13 @@ class Stage:
         worker.wait_for_line("^started$")
         return worker
 
+    def stop_relays(self) -> None:
+        """Stop all relays in order: they end what they have begun."""
+        for worker in self.relays.values():
+            worker.signal(signal.SIGTERM)
+        for worker in self.relays.values():
+            assert worker.wait(timeout=60) == 0, worker.output
+
     def count_lines(self, pattern: str) -> int:
         """Count the lines that relays have written, also those that have ended."""
         wanted = re.compile(pattern)
