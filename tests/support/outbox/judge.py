@@ -120,7 +120,7 @@ def judge(
             verdict.violations += faults
             if any(fault.invariant == "I19" for fault in faults):
                 continue
-            row = known[_read_id(record)]
+            row = known[read_id(record)]
             verdict.tombstones += record.value is None
             if row.key is not None:
                 sent[topic, row.key].append(record)
@@ -154,7 +154,7 @@ def _judge_whole(
         )
     first: dict[int, float] = {}
     for record in (record for records in topics.values() for record in records):
-        row_id = _read_id(record)
+        row_id = read_id(record)
         if row_id in known:
             first.setdefault(row_id, record.at - known[row_id].at)
     verdict.delays = sorted(first.values())
@@ -178,7 +178,7 @@ class _Key:
         self._merging = merging
         self._block = block
         place = {row_id: n for n, row_id in enumerate(ids)}
-        self._sent = [place[_read_id(record)] for record in records]
+        self._sent = [place[read_id(record)] for record in records]
         self.arrived = {ids[n] for n in self._sent}
 
     def judge(self, verdict: Verdict, left: set[int]) -> None:
@@ -245,7 +245,7 @@ def _check_record(
 ) -> Iterator[Violation]:
     """Find the faults of a single record."""
     name = f"record {record.partition}/{record.offset} of {topic}"
-    row = known.get(_read_id(record))
+    row = known.get(read_id(record))
     if row is None:
         found = record.headers.get("ce_id")
         yield Violation("I19", f"{name}: no row {found} was committed")
@@ -270,7 +270,8 @@ def _check_record(
             yield Violation("I18", f"{name}: its key belongs to partition {right}")
 
 
-def _read_id(record: Seen) -> int:
+def read_id(record: Seen) -> int:
+    """The id of the row that a record was made of; -1 if it names none."""
     found, _, _ = record.headers.get("ce_id", "").partition("-")
     return int(found) if found.isdecimal() else -1
 
