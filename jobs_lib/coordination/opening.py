@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from jobs_lib.coordination.log_topic import check_log
 from jobs_lib.coordination.patience import read_clock
@@ -12,6 +12,7 @@ from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.snapshots import find_last, is_near
 from jobs_lib.errors import OffsetError
 from jobs_lib.kafka.client import make_consumer
+from jobs_lib.kafka.patience import read_range
 from jobs_lib.kafka.refusal import SILENT, explain, is_soon_over
 
 if TYPE_CHECKING:
@@ -113,12 +114,7 @@ def raise_unless_soon_over(
 
 def _begin(consumer: Consumer, settings: Settings, topic: str, number: int) -> Place:
     asked_at = read_clock()
-    try:
-        low, end = consumer.get_watermark_offsets(
-            TopicPartition(topic, number), timeout=_ANSWER_SECONDS
-        )
-    except KafkaException as failure:
-        raise explain(failure.args[0], settings, topic, "READ") from None
+    low, end = read_range(consumer, settings, (topic, number), _ANSWER_SECONDS)
     place = Place(number, low, end, asked_at)
     # If nothing is gone, nothing is missing without a snapshot.
     place.is_partial = low > 0

@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from jobs_lib.errors import TopicError
-from jobs_lib.kafka.refusal import no_answer
+from jobs_lib.kafka.client import list_partitions
+from jobs_lib.kafka.refusal import explain as explain_error
+from jobs_lib.kafka.refusal import missing_topics, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from confluent_kafka import Consumer
+
+    from jobs_lib.kafka.member import Partition
     from jobs_lib.settings import Settings
 
 T = TypeVar("T")
@@ -54,3 +59,37 @@ def ask_again(
             is_known = isinstance(explained, TopicError)
             raise explained if is_known else no_answer(settings, error.str())
         time.sleep(_PAUSE)
+
+
+def read_range(
+    consumer: Consumer, settings: Settings, partition: Partition, seconds: float
+) -> tuple[int, int]:
+    """Ask for the oldest offset of a partition and its end.
+
+    Args:
+        consumer: asks.
+        settings: where Kafka is.
+        partition: its topic, and its number.
+        seconds: how long one answer may take, and how long errors may pass.
+
+    Raises:
+        AccessError: the brokers do not let it in, or deny the right to read.
+        TopicError: there is no such partition, or it is not visible.
+        UnavailableError: no broker answers, or none is the partition's leader.
+    """
+    topic, number = partition
+    place = TopicPartition(topic, number)
+
+    def ask() -> tuple[int, int]:
+        start, end = consumer.get_watermark_offsets(place, timeout=seconds)
+        return start, end
+
+    def tell(error: KafkaError) -> Exception:
+        # Raises the reason if no broker answers, which this client does not know.
+        if not 0 <= number < list_partitions(settings, [topic], seconds)[topic]:
+            raise missing_topics(settings, [topic])
+        explained = explain_error(error, settings, topic, "READ")
+        # The topic is there, so its leader is only coming.
+        return KafkaException(error) if type(explained) is TopicError else explained
+
+    return ask_again(settings, ask, tell, seconds)

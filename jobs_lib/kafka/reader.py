@@ -16,14 +16,13 @@ from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
     KafkaError,
-    KafkaException,
     Message,
     TopicPartition,
 )
 
-from jobs_lib.errors import OffsetError, TopicError
+from jobs_lib.errors import OffsetError
 from jobs_lib.kafka.client import find_leaders, list_partitions, make_consumer
-from jobs_lib.kafka.patience import ask_again
+from jobs_lib.kafka.patience import read_range
 from jobs_lib.kafka.refusal import SILENT, explain, missing_topics
 
 if TYPE_CHECKING:
@@ -326,25 +325,7 @@ class PartsReader:
 
     def _read_range(self, partition: Partition) -> tuple[int, int]:
         """Ask for the oldest offset of a partition and its end."""
-        topic, number = partition
-        place = TopicPartition(*partition)
-
-        def ask() -> tuple[int, int]:
-            start, end = self._consumer.get_watermark_offsets(
-                place, timeout=_ANSWER_SECONDS
-            )
-            return start, end
-
-        def tell(error: KafkaError) -> Exception:
-            # Raises the reason if no broker answers, which this client does not know.
-            count = list_partitions(self._settings, [topic], _ANSWER_SECONDS)[topic]
-            if not 0 <= number < count:
-                raise missing_topics(self._settings, [topic])
-            explained = explain(error, self._settings, topic, "READ")
-            # The topic is there, so its leader is only coming.
-            return KafkaException(error) if type(explained) is TopicError else explained
-
-        return ask_again(self._settings, ask, tell, _ANSWER_SECONDS)
+        return read_range(self._consumer, self._settings, partition, _ANSWER_SECONDS)
 
 
 def _spell(partition: Partition) -> str:

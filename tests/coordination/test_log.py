@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from jobs_lib import telemetry
-from jobs_lib.coordination import snapshots
+from jobs_lib.coordination import opening, snapshots
 from jobs_lib.coordination.log import Log
 from jobs_lib.coordination.log_topic import WANTED
 from jobs_lib.coordination.messages import (
@@ -43,7 +43,9 @@ from jobs_lib.coordination.place import Place
 from jobs_lib.coordination.world import Outcome, World, find_digest
 from jobs_lib.coordination.writer import Writer
 from jobs_lib.errors import ConfigurationError, UnavailableError
+from jobs_lib.kafka.client import make_consumer
 from jobs_lib.settings import Settings, load_settings
+from tests.support.returning import Returning
 from tests.support.topics import create_topic, delete_topics, grow_topic
 
 ORDERS = Shared("shop.mailer", "orders", 0)
@@ -112,6 +114,29 @@ def test_a_record_is_read_back_with_its_offset_and_what_it_did(log_topic, open_l
     other.read_to_end()
     assert other.find(ORDERS) == log.find(ORDERS)
     assert log.find(ORDERS).position == 7
+
+
+@pytest.mark.parametrize(
+    "code", ["_UNKNOWN_PARTITION", "LEADER_NOT_AVAILABLE", "_TIMED_OUT"]
+)
+@pytest.mark.parametrize("errors", [2, 1_000_000])
+def test_a_log_waits_for_the_leaders_of_a_broker_that_comes_back(
+    log_topic, open_log, monkeypatch, code, errors
+):
+    if errors > 2:
+        monkeypatch.setattr(opening, "_ANSWER_SECONDS", 0.5)
+
+    def make_returning(*given, **more) -> Returning:
+        return Returning(
+            make_consumer(*given, **more), getattr(KafkaError, code), errors
+        )
+
+    monkeypatch.setattr(opening, "make_consumer", make_returning)
+    if errors > 2 or code == "_TIMED_OUT":
+        with pytest.raises(UnavailableError, match="no Kafka broker"):
+            open_log(log_topic())
+    else:
+        assert open_log(log_topic()).is_known
 
 
 def test_who_is_told_to_stop_reads_a_log_no_more_that_it_begins_with(
