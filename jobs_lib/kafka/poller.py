@@ -39,6 +39,9 @@ _ANSWER_SECONDS = 5.0
 _LEADER_SECONDS = 10.0
 """Within these, a partition finds a leader again; longer is worth a report."""
 _QUIET = {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT}
+_COMING = {*SOON, KafkaError._UNKNOWN_PARTITION}
+"""Errors while a partition's broker comes or goes. The last is the client's own: it has
+not heard of the partition again."""
 
 
 class PollListener(Protocol):
@@ -290,8 +293,7 @@ class Poller:
             is_late = now > asked_at + _ANSWER_SECONDS / 2
             self._is_silent = is_late or error.code() == KafkaError._TIMED_OUT
             waited = now - self._out_of_range[partition]
-            # The partition's broker may have just come or gone: ask again.
-            if error.code() not in SOON or waited > _LEADER_SECONDS:
+            if error.code() not in _COMING or waited > _LEADER_SECONDS:
                 topic = partition[0]
                 self._report_sometimes(explain(error, self._settings, topic, "READ"))
             return False

@@ -650,6 +650,7 @@ def test_an_unknown_word_for_gaps_is_refused(make):
     [
         (KafkaError.NOT_LEADER_FOR_PARTITION, 9, 0),
         (KafkaError.NOT_LEADER_FOR_PARTITION, 15, 4),
+        (KafkaError._UNKNOWN_PARTITION, 9, 0),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, 5, 5),
     ],
 )
