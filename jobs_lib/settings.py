@@ -69,6 +69,8 @@ _PLACEHOLDER = re.compile("{[^{}]*}")
 _NAME = re.compile("[a-zA-Z0-9._-]*")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+LAST_PORT = 65_535
+"""The C library takes a larger number for the port of its last 16 bits."""
 
 _UNREADABLE = (
     "the URL cannot be read. In a user, a password or a database's name, each of "
@@ -270,7 +272,7 @@ class Settings(BaseSettings):
     probes_port: int = Field(
         0,
         ge=0,
-        le=65_535,
+        le=LAST_PORT,
         description="Where a process answers `/livez`, `/readyz` and `/metrics`; 0 for "
         "nowhere.",
     )
@@ -390,6 +392,13 @@ class Settings(BaseSettings):
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
 
+    @field_validator("kafka_bootstrap_servers", "schema_registry_url")
+    @classmethod
+    def _has_ports(cls, addresses: str) -> str:
+        for address in addresses.split(","):
+            _check_port(address.strip())
+        return addresses
+
     @field_validator("schema_name")
     @classmethod
     def _is_schema(cls, name: str) -> str:
@@ -452,6 +461,15 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, _FileSource(settings_cls)
+
+
+def _check_port(address: str) -> None:
+    """Refuse a port that cannot be, in ``host:port`` or a URL."""
+    shown = masked_url(address) if "://" in address else address
+    authority = shown.rpartition("://")[2].partition("/")[0]
+    port = authority.rpartition(":")[2]
+    if port.isdecimal() and not 0 < int(port) <= LAST_PORT:
+        raise ValueError(f"{shown!r} has no port from 1 to {LAST_PORT}")
 
 
 class _FileSource(TomlConfigSettingsSource):

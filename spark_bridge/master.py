@@ -19,6 +19,7 @@ import psycopg
 
 from jobs_lib.errors import ReexportError
 from jobs_lib.masking import find_secrets
+from jobs_lib.settings import LAST_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,6 @@ MOST_TASKS = 64
 _STANDALONE = "spark://"
 _THREADS = re.compile(r"local\[(\d+)[],]")
 _HOST = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:]+)):(?P<port>\d{1,5})")
-_LAST_PORT = 65_535
 _DEFAULT = re.compile(r"\s*([^\s=:#]+)(?:\s*[=:]\s*|\s+)(.*?)\s*")
 _ENCRYPTIONS = (
     ("spark.authenticate", "spark.network.crypto.enabled"),
@@ -201,8 +201,7 @@ def _list_addresses(master: str) -> list[str]:
 def _read_address(text: str) -> tuple[str, int] | None:
     """Read a host and its port; None if they are none."""
     found = _HOST.fullmatch(text)
-    # The C library takes a larger number for the port of its last 16 bits.
-    if found is None or not 0 < int(found["port"]) <= _LAST_PORT:
+    if found is None or not 0 < int(found["port"]) <= LAST_PORT:
         return None
     return found["v6"] or found["name"], int(found["port"])
 

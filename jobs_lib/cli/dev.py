@@ -15,6 +15,7 @@ import click
 from jobs_lib.devstack import external
 from jobs_lib.devstack.stack import PROJECT_FOLDER, DevStack
 from jobs_lib.errors import DevStackError
+from jobs_lib.settings import LAST_PORT
 from jobs_lib.signals import handle_signals
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from jobs_lib.devstack.stack import Service
 
 _WATCH_SECONDS = 0.5
-_PORT = click.IntRange(1, 65535)
+_PORT = click.IntRange(1, LAST_PORT)
 
 _folder = click.option(
     "--folder",

@@ -7,12 +7,12 @@ import socket
 
 from jobs_lib.errors import DevStackError
 from jobs_lib.masking import masked_url
+from jobs_lib.settings import LAST_PORT
 
 DATABASE_VARIABLE = "JOBS_LIB_DATABASE_URL"
 KAFKA_VARIABLE = "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS"
 
 _CONNECT_SECONDS = 5
-_LAST_PORT = 65_535
 
 
 def given(variable: str) -> str | None:
@@ -57,8 +57,7 @@ def _check_kafka(address: str) -> None:
     for server in address.split(","):
         host, _, port = server.strip().rpartition(":")
         try:
-            # The C library takes a larger number for the port of its last 16 bits.
-            if not 0 < (number := int(port)) <= _LAST_PORT:
+            if not 0 < (number := int(port)) <= LAST_PORT:
                 raise OSError(f"{number} is no port")
             where = (host.strip("[]"), number)
             socket.create_connection(where, _CONNECT_SECONDS).close()

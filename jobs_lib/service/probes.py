@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
 from jobs_lib.errors import ConfigurationError
+from jobs_lib.settings import LAST_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,6 @@ NO_METRICS = (
     "must not be false"
 )
 _TEXT = "text/plain; charset=utf-8"
-_HIGHEST = 65535
 _STOP_WITHIN = 2.0
 _TICK = 0.1
 _AT_ONCE = 32
@@ -52,10 +52,10 @@ class Probes:
         Raises:
             ConfigurationError: the port is taken, or there is no such port.
         """
-        if port > _HIGHEST:
+        if port > LAST_PORT:
             raise ConfigurationError(
                 f"there is no port {port} for the probes: each process of a pod uses "
-                f"the next one, up to {_HIGHEST}. Set JOBS_LIB_PROBES_PORT to a lower "
+                f"the next one, up to {LAST_PORT}. Set JOBS_LIB_PROBES_PORT to a lower "
                 "one"
             )
         try:

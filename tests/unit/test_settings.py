@@ -270,6 +270,33 @@ def test_a_file_found_by_chance_cannot_set_keys_that_run_code(
 
 
 @pytest.mark.parametrize(
+    "servers", ["h:99092", "one:9092, h:99092", "h:0", "[::1]:65536"]
+)
+def test_a_broker_at_a_port_that_cannot_be_is_refused(servers):
+    # The C library takes the last 16 bits of a larger number: another port.
+    *_, refused = servers.split(", ")
+    with pytest.raises(ConfigurationError, match="kafka_bootstrap_servers") as caught:
+        load_settings(kafka_bootstrap_servers=servers)
+    assert f"{refused!r} has no port from 1 to 65535" in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99092"])
+def test_a_registry_at_a_port_that_cannot_be_is_refused_without_its_password(port):
+    given = f"http://one:8081, http://me:{CANARY}@two:{port}/path"
+    with pytest.raises(ConfigurationError, match="schema_registry_url") as caught:
+        load_settings(schema_registry_url=given)
+    told = f"'http://me@two:{port}/path' has no port from 1 to 65535"
+    assert told in str(caught.value)
+    assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("servers", ["", "h", "h:9092,[::1]:65535", "PLAINTEXT://h:1"])
+def test_any_other_address_of_a_broker_is_left_to_the_client(servers):
+    settings = load_settings(kafka_bootstrap_servers=servers)
+    assert settings.kafka_bootstrap_servers == servers
+
+
+@pytest.mark.parametrize(
     "given",
     [{"heartbeat_interval": 3.0}, {"heartbeat_interval": 1.0, "stale_after": 1.9}],
 )
