@@ -78,7 +78,9 @@ class Relay:
             )
             for _ in range(SENDERS)
         ]
-        self._listener = Listener(database, self._wake, self._stopping)
+        self._listener = Listener(
+            database, self._wake, settings.relay_poll_interval, self._stopping
+        )
 
     @property
     def pulses(self) -> list[Pulse]:
@@ -126,20 +128,24 @@ class Relay:
         for sender, shards in self._share(origins):
             sender.release(shards, deadline)
 
-    def _wake(self) -> None:
-        for sender in self._senders:
+    def _wake(self, shards: frozenset[int] | None) -> None:
+        """Let the threads of these shards look for rows; None for all threads."""
+        if shards is None:
+            senders = self._senders
+        else:
+            senders = [self._get_sender(shard) for shard in shards]
+        for sender in senders:
             sender.wake()
+
+    def _get_sender(self, shard: int) -> RelayThread:
+        return self._senders[shard % len(self._senders)]
 
     def _receives_hints(self) -> bool:
         return self._listener.receives_hints
 
     def _share(self, origins: Iterable[str]) -> list[tuple[RelayThread, set[int]]]:
-        shares: list[set[int]] = [set() for _ in self._senders]
+        shares: dict[RelayThread, set[int]] = {}
         for origin in origins:
             shard = split_origin(origin)[1]
-            shares[shard % len(shares)].add(shard)
-        return [
-            (sender, share)
-            for sender, share in zip(self._senders, shares, strict=True)
-            if share
-        ]
+            shares.setdefault(self._get_sender(shard), set()).add(shard)
+        return [*shares.items()]
