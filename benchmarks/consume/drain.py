@@ -67,7 +67,7 @@ def measure_drain(bench: Bench, stage: Stage) -> Figures:
 
 def measure_handler(bench: Bench, stage: Stage) -> Figures:
     """Insert a row for each record, by handlers and by a loop."""
-    consumers = [peers.HANDLER, peers.INSERT_LOOP]
+    consumers = [peers.HANDLER, peers.EXECUTE_LOOP, peers.INSERT_LOOP]
     if takes_blocks():
         consumers.append(peers.BLOCK_HANDLER)
     else:
@@ -83,6 +83,9 @@ def measure_handler(bench: Bench, stage: Stage) -> Figures:
     return {
         "handler_records_s": speeds["handler"],
         "handler_vs_batch_loop": ratio(speeds["handler"], loop),
+        "handler_vs_execute_loop": ratio(
+            speeds["handler"], rows["execute_loop"].median("records_s")
+        ),
         "block_handler_vs_batch_loop": ratio(speeds["block_handler"], loop),
         "handlers": {name: _summarize(rows[name]) for name in rows},
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from benchmarks.consume import peers
+from benchmarks.consume import peers, statements
 from benchmarks.consume.stage import ConsumerError
 from benchmarks.consume.tables import READ_MODEL, tell_writes
 from benchmarks.consume.topics import State, Topic
@@ -93,9 +93,15 @@ def make_sender(stage: Stage, topic: Topic) -> Send:
 
 def measure_databases(bench: Bench, stage: Stage) -> Figures:
     """Measure from a commit in one database until the row is in another one."""
-    rows = bench.alternate({"databases": partial(between_databases, bench, stage)})
+    rows = bench.alternate(
+        {
+            "database_to_database": partial(between_databases, bench, stage),
+            "bridge": partial(over_bridge, bench, stage),
+        }
+    )
     return {
-        f"database_to_database_{figure}": rows["databases"].median(figure)
+        f"{name}_{figure}": rows[name].median(figure)
+        for name in rows
         for figure in ("p50_ms", "p99_ms")
     }
 
@@ -121,6 +127,30 @@ def between_databases(bench: Bench, stage: Stage) -> Row:
             value = State(key, number).value
             assert value is not None
             states.send(writer, key=key, value=value, version=number)
+            writer.commit()
+            return time.monotonic()
+
+        return _send_singly(bench, stage, running, _READER, send)
+
+
+def over_bridge(bench: Bench, stage: Stage) -> Row:
+    """The latency through the same parts by two loops, which check nothing."""
+    topic = stage.topics.make()
+    reader = bench.server.add(_READER)
+    with contextlib.ExitStack() as opened:
+        source = opened.enter_context(stage.prepared(READ_MODEL))
+        source.execute(statements.BRIDGE)
+        with bench.server.connect(_READER) as connection:
+            READ_MODEL.make(connection)
+            tell_writes(connection)
+        opened.enter_context(stage.consuming(peers.BRIDGE["relay"], topic))
+        running = opened.enter_context(
+            stage.consuming(peers.BRIDGE["read"], topic, database=reader)
+        )
+        writer = opened.enter_context(psycopg.connect(bench.server.url))
+
+        def send(key: str, number: int) -> float:
+            writer.execute(statements.WRITE_BRIDGE, (key, State(key, number).value))
             writer.commit()
             return time.monotonic()
 

@@ -93,6 +93,10 @@ SLOW_RESYNC = {
 """Re-synchronise the read model; by a number of processes where each row waits."""
 INSERT_LOOP = _loop("insert_loop", "batch", "insert")
 """Inserts a row for each record, as the handlers do."""
+EXECUTE_LOOP = _loop("execute_loop", "batch", "execute")
+"""The same by a statement for each record."""
+BRIDGE = {part: _loop(f"bridge_{part}", "bridge", part) for part in ("relay", "read")}
+"""An outbox's relay, and the reader of its topic."""
 
 PEERS = {
     peer.name: peer

@@ -25,3 +25,14 @@ on conflict (tail) do update set airport = excluded.airport, flights = excluded.
 where a.version < excluded.version
 """
 REMOVE = "delete from aircraft_rm where tail = any (%s)"
+
+# The outbox of the loop that is measured beside the library's.
+BRIDGE = """
+create table bridge (
+    id bigint generated always as identity primary key, key text, value bytea
+)
+"""
+WRITE_BRIDGE = """
+with _ as (insert into bridge (key, value) values (%s, %s))
+select pg_notify('bridge', '')
+"""

@@ -2,6 +2,7 @@
 
 At least once: a crash between the two commits repeats a batch. With ``insert`` as its
 argument it inserts a row for each record, as the handlers that it is measured beside.
+With ``execute`` each insert is a statement of its own, as in a handler per record.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.consume.loops.common import (
     TOPIC,
+    Row,
     connect,
     key_of,
     open_consumer,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Read until the process is ended."""
-    apply = insert if sys.argv[1:] == ["insert"] else upsert
+    apply = {"insert": insert, "execute": execute}.get(sys.argv[-1], upsert)
     consumer = open_consumer(auto_commit=False)
     consumer.subscribe([TOPIC])
     with connect() as connection:
@@ -49,8 +51,18 @@ def upsert(cursor: psycopg.Cursor[Any], messages: list[Message]) -> None:
 
 def insert(cursor: psycopg.Cursor[Any], messages: list[Message]) -> None:
     """Write a row for each record."""
+    cursor.executemany(INSERT, map(_whole_row_of, messages))
+
+
+def execute(cursor: psycopg.Cursor[Any], messages: list[Message]) -> None:
+    """Write a row for each record, and wait for each answer."""
+    for message in messages:
+        cursor.execute(INSERT, _whole_row_of(message))
+
+
+def _whole_row_of(message: Message) -> Row:
     nothing = (None,) * 4
-    cursor.executemany(INSERT, [row_of(m) or (key_of(m), *nothing) for m in messages])
+    return row_of(message) or (key_of(message), *nothing)
 
 
 if __name__ == "__main__":
