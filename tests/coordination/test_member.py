@@ -223,8 +223,9 @@ def test_a_restarted_member_resumes_its_partitions_with_their_positions(
     log_topic, topic, join, wait_for
 ):
     log, data = log_topic(), topic(4)
-    first = join(log, "a", [data])
-    other = join(log, "b", [data])
+    # So long that no member counts as dead since the machine is busy.
+    first = join(log, "a", [data], interval=4.0)
+    other = join(log, "b", [data], interval=4.0)
     wait_for(lambda: len(held(first)) == len(held(other)) == 2)
     former = held(first)
     for shared in first.list_held():
@@ -234,7 +235,7 @@ def test_a_restarted_member_resumes_its_partitions_with_their_positions(
         what="the positions are told",
     )
     die(first)
-    again = join(log, "a", [data])
+    again = join(log, "a", [data], interval=4.0)
     wait_for(lambda: held(again) == former, what=lambda: f"{held(again)} of {former}")
     assert {one.partition: at for one, at in again.list_held().items()} == {
         number: 70 + number for number in former

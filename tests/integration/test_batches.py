@@ -41,26 +41,33 @@ def test_a_batch_call_keeps_groups_in_order_and_fails_only_the_failed_item(
             if item.failure is None:
                 ran.setdefault(item.payload["group"], []).append(int(item.payload["n"]))
 
-    with connect() as connection:
-        index.enqueue_many(
-            connection,
-            [{"payload": {"n": str(n), "group": f"g{n % 4}"}} for n in range(100)],
-        )
+    def run(first: int) -> int:
+        """Let a hundred jobs run; return how many there were until now."""
+        numbers = range(first, first + 100)
+        given = [{"payload": {"n": str(n), "group": f"g{n % 4}"}} for n in numbers]
+        with connect() as connection:
+            index.enqueue_many(connection, given)
+        wait_for(lambda: ended(admin) == numbers.stop, what="all ended")
+        return numbers.stop
+
     with executing(app, HOME, workers=1):
-        wait_for(lambda: ended(admin) == 100, what="all ended")
-    assert max(calls) > 5
+        count = run(0)
+        # An executor claims as many as it runs in some time: on a busy machine the
+        # calls are small at first.
+        while max(calls) <= 5:
+            count = run(count)
     assert max(calls) <= 20
     for group, found in ran.items():
         # Jobs behind the failed one ran again: only the first run of each counts here.
         in_order = list(dict.fromkeys(found))
-        later = [n for n in range(100) if f"g{n % 4}" == group]
+        later = [n for n in range(count) if f"g{n % 4}" == group]
         if way == "raises":
             assert found == later
         assert sorted(in_order) == later
     attempts = admin.execute(
         "select attempt, count(*) from jobs_lib.history group by attempt order by 1"
     )
-    assert attempts.fetchall() == [(1, 99), (4, 1)]
+    assert attempts.fetchall() == [(1, count - 1), (4, 1)]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import product
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -35,10 +36,13 @@ def stage(database_url, make_stage):
     return make_stage(database_url, PARTITIONS, **QUICK)
 
 
-def write(stage: Stage, number: int, version: int) -> None:
-    """Change each entity of a round once; no other round touches these."""
+def write(stage: Stage, number: int, *versions: int) -> None:
+    """Change each entity of a round in one transaction; no other round touches these.
+
+    Rows of one transaction leave in one block, where the last state of a key counts.
+    """
     with psycopg.connect(stage.url) as connection:
-        for n in range(KEYS):
+        for version, n in product(versions, range(KEYS)):
             key, value = f"{number}-{n}", {"version": version}
             for topic in (stage.states, stage.events):
                 topic.send(connection, key=key, value=value, version=version)
@@ -69,6 +73,7 @@ def await_replaced(stage: Stage, pod: str, number: int, version: int) -> None:
     stage.await_replaced(pod)
     for newer in range(version + 1, version + 4):
         write(stage, number, newer)
+    write(stage, number, version + 4, version + 5)
     stage.await_empty()
 
 
