@@ -465,11 +465,11 @@ class Settings(BaseSettings):
 
 def _check_port(address: str) -> None:
     """Refuse a port that cannot be, in ``host:port`` or a URL."""
-    shown = masked_url(address) if "://" in address else address
-    authority = shown.rpartition("://")[2].partition("/")[0]
-    port = authority.rpartition(":")[2]
+    # From the last @ on: a password may have a slash that nobody has escaped.
+    host = address.rpartition("://")[2].rpartition("@")[2].partition("/")[0]
+    port = host.rpartition(":")[2]
     if port.isdecimal() and not 0 < int(port) <= LAST_PORT:
-        raise ValueError(f"{shown!r} has no port from 1 to {LAST_PORT}")
+        raise ValueError(f"{host!r} has no port from 1 to {LAST_PORT}")
 
 
 class _FileSource(TomlConfigSettingsSource):
