@@ -8,6 +8,7 @@ because the pipe between them ends.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -168,6 +169,14 @@ def end_while_loading(code: int = 0) -> None:
         signal.signal(number, lambda *_: sys.exit(code))
     # The parent of several processes blocked the signals that came before.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    # Python takes its handlers away before it clears its modules. A signal that came
+    # then would kill a process that has ended already, and hide its exit code.
+    atexit.register(_ignore_signals)
+
+
+def _ignore_signals() -> None:
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def read_share() -> tuple[int, int] | None:

@@ -19,6 +19,22 @@ from jobs_lib.service import resync as module
 from jobs_lib.service.supervisor import STOPPING, end_while_loading
 
 NOBODY = cast("Any", None)
+# A signal comes while Python clears the modules of a process that has ended.
+LATE = """
+import signal, sys
+from jobs_lib.service.supervisor import end_while_loading
+
+class Late:
+    number = int(sys.argv[1])
+
+    def __del__(self):
+        signal.raise_signal(self.number)
+        print("it has cleared its modules", flush=True)
+
+end_while_loading()
+late = Late()
+sys.exit(3)
+"""
 
 
 @pytest.fixture
@@ -94,3 +110,11 @@ def test_a_resync_that_is_stopped_before_it_begins_is_no_success(monkeypatch, ha
     with pytest.raises(SystemExit) as ended:
         readmodel.readmodel_resync.main(["app:app", "model"], standalone_mode=False)
     assert ended.value.code == _STOPPED
+
+
+@pytest.mark.guarantee("J19", "FP19")
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_that_comes_too_late_leaves_the_exit_code(run_process, number):
+    process = run_process("-c", LATE, str(int(number)))
+    assert process.wait(timeout=60) == 3, process.output
+    assert process.lines == ["it has cleared its modules"]
