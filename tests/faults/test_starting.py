@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from jobs_lib.devstack.ports import free_port, is_free
 from tests.faults.helpers import count, enqueue
+from tests.support.ports import reserve_ports
 
 APP = """
 import os, sys, threading
@@ -32,8 +32,6 @@ def start(request, own_url, tmp_path, run_process):
     (tmp_path / "starting.py").write_text(APP)
 
     def start(**env: str):
-        # A second process of the pod uses the next port.
-        port = next(p for p in iter(free_port, None) if is_free(p + 1))
         pod = run_process(
             *("-m", "jobs_lib.cli", *request.param, "starting:app"),
             env={
@@ -53,7 +51,9 @@ def start(request, own_url, tmp_path, run_process):
 
         return pod, is_well
 
-    return start
+    # A second process of the pod uses the next port.
+    with reserve_ports(2) as port:
+        yield start
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_pod_waits_for_its_database_and_says_so(own_url, start, away, wait_for
     wait_for(lambda: is_well("/readyz"), timeout=60, what="it is ready")
     wait_for(lambda: count(own_url) == 0, timeout=60, what="the jobs have run")
     pod.signal(signal.SIGTERM)
-    assert pod.wait(timeout=60) == 0
+    assert pod.wait(timeout=60) == 0, pod.output
 
 
 @pytest.mark.expects("loop.failed")
@@ -94,10 +94,12 @@ def test_a_pod_that_waits_for_its_database_ends_in_order_when_asked(
 ):
     pod, _ = start()
     wait_for(
-        lambda: "loop.failed loop=start" in pod.output, timeout=60, what="it waits"
+        lambda: "loop.failed loop=start" in pod.output,
+        timeout=60,
+        what=lambda: f"it waits\n{pod.output}",
     )
     pod.signal(number)
-    assert pod.wait(timeout=60) == 0
+    assert pod.wait(timeout=60) == 0, pod.output
     assert "Traceback" not in pod.output
 
 
@@ -109,7 +111,7 @@ def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(
     pod, _ = start(slow="yes")
     pod.wait_for_line("loading", timeout=60)
     pod.signal(number)
-    assert pod.wait(timeout=60) == 0
+    assert pod.wait(timeout=60) == 0, pod.output
     assert "Traceback" not in pod.output
 
 
@@ -118,7 +120,9 @@ def test_a_pod_that_is_asked_to_stop_while_its_app_is_loaded_ends_in_order(
 def test_a_pod_that_waits_for_kafka_ends_in_order_when_asked(start, wait_for):
     pod, _ = start(JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS="127.0.0.1:1", HOME_TOPIC="nowhere")
     wait_for(
-        lambda: "loop.failed loop=start" in pod.output, timeout=60, what="it waits"
+        lambda: "loop.failed loop=start" in pod.output,
+        timeout=60,
+        what=lambda: f"it waits\n{pod.output}",
     )
     pod.signal(signal.SIGTERM)
-    assert pod.wait(timeout=60) == 0
+    assert pod.wait(timeout=60) == 0, pod.output
