@@ -88,9 +88,12 @@ def find_stale(spark: Any, target: Target, entity: Entity, part: TopicPart) -> A
     key = f.col("key")
     is_storable = (f.octet_length(key).between(1, KEY_LIMIT)) & ~key.contains("\0")
     storable = records.withColumn("key", f.when(is_storable, key))
+    # Spark takes a range for one key. It would collect the keys of a small number of
+    # ranges in the driver, whose memory ends at some millions of keys.
+    keys = read_keys(spark, target, entity).hint("merge")
     # Most keys are in the table, and nobody asks for the newest of their records. Null
     # is equal to nothing, so its rows stay.
-    strange = storable.join(read_keys(spark, target, entity), "key", "left_anti")
+    strange = storable.join(keys, "key", "left_anti")
     newest = find_newest(strange, keyless=True)
     stale = newest.where(f.col("key").isNull() | ~f.col("tombstone"))
     return stale.select("key", "highest", "records")

@@ -8,7 +8,9 @@ from jobs_lib import App
 from jobs_lib.errors import ReexportError
 from jobs_lib.settings import load_settings
 from spark_bridge import repairs, workers
-from spark_bridge.repairs import SparkFinder, start_stale
+from spark_bridge.loader import Target
+from spark_bridge.repairs import SparkFinder, find_stale, start_stale
+from spark_bridge.topic import TopicPart
 from tests.reexport.helpers import make_entity, make_table, query
 from tests.support.records import produce
 from tests.support.shop import COMPACTED
@@ -57,6 +59,22 @@ def test_keys_that_only_the_topic_has_are_found(
     for _, one in payloads:
         loaded |= dict(zip(one["keys"], one["versions"], strict=True))
     assert loaded == {key: version and version + 1 for key, version in expected}
+
+
+@pytest.mark.guarantee("X10")
+def test_the_keys_of_a_table_are_never_all_in_one_process(
+    spark, database, bootstrap_servers, states
+):
+    settings = load_settings(kafka_bootstrap_servers=bootstrap_servers)
+    make_table(database, ["N1"])
+    produce(bootstrap_servers, states.topic.name, [("N1", {}), ("N2", {})])
+    part = TopicPart.of(settings, states.topic.name)
+    stale = find_stale(spark, Target.of(database), states, part)
+    assert [row["key"] for row in stale.collect()] == ["N2"]
+    # Spark knows how many ranges there are, and takes them for as few keys.
+    plan = stale._jdf.queryExecution().executedPlan().toString()
+    assert "SortMergeJoin" in plan
+    assert "Broadcast" not in plan
 
 
 def test_a_comparison_ends_in_one_line_when_spark_does_not_go_on(
