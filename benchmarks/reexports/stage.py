@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 STATES = App("benchmark").topic("flight-state")
 FLIGHTS = Entity("flights", STATES, "flights", "id", lambda _conn, _keys: {})
+RATE = 6_000
 
 
 class Stage:
@@ -41,7 +42,7 @@ class Stage:
     def begin(self, chunk: int = 100) -> Begun:
         """Begin a re-export with empty tables of jobs and re-exports."""
         self.clear()
-        return reexport.begin(self.database, FLIGHTS, rate=6_000, chunk=chunk)
+        return reexport.begin(self.database, FLIGHTS, rate=RATE, chunk=chunk)
 
     def clear(self) -> None:
         """Forget all jobs and re-exports, so that each round has the same tables."""
