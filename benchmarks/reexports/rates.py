@@ -38,7 +38,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.migrate import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from benchmarks.server import Server
     from jobs_lib.devstack import KafkaBroker
@@ -49,6 +49,7 @@ PARTITIONS = 4
 GRACE = 5.0
 """Seconds after which a re-export that goes on again is at its rate."""
 UNLIMITED = 10_000_000
+_ASKED_EVERY = 50
 app = App("rates")
 _topic = app.topic(
     os.environ.get("BENCH_TOPIC", "rates"), value=dict[str, int], compacted=True
@@ -168,14 +169,23 @@ class Stage:
         consumer.assign([TopicPartition(self.topic, n, 0) for n in range(PARTITIONS)])
         return consumer
 
-    def time_live(self, count: int) -> list[float]:
-        """Time live records one by one, from the commit to a consumer."""
+    def time_live(
+        self, count: int, goes_on: Callable[[], bool] = lambda: True
+    ) -> list[float]:
+        """Time live records one by one, from the commit to a consumer.
+
+        Args:
+            count: the most records.
+            goes_on: asked now and then whether there is still what they are timed for.
+        """
         took = []
         with (
             contextlib.closing(self._consume()) as consumer,
             self.server.connect() as connection,
         ):
             for n in range(count):
+                if n % _ASKED_EVERY == 0 and not goes_on():
+                    break
                 key = f"live-{n}".encode()
                 began = time.monotonic()
                 connection.execute(
@@ -263,6 +273,7 @@ def measure_live(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
     """Time live records without a re-export, and beside one, limited and not."""
     count = 200 if quick else 2_000
     p99: dict[str, float | None] = {}
+    timed: dict[str, int] = {}
     for name, rate in (("alone", 0), ("limited", 6_000), ("unlimited", UNLIMITED)):
         with staged(server, broker) as stage:
             stage.fill("first", 400_000 if quick else 4_000_000)
@@ -275,11 +286,18 @@ def measure_live(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
                 time.sleep(GRACE)
                 stage.await_sent("first", 100)
             stage.time_live(20)
-            p99[name] = percentile(stage.time_live(count), 0.99)
+
+            def goes_on(stage: Stage = stage, *, beside: bool = bool(rate)) -> bool:
+                return not (beside and reexport.status(stage.database, "first").ended)
+
+            took = stage.time_live(count, goes_on)
+            p99[name], timed[name] = percentile(took, 0.99), len(took)
             if rate:
-                reexport.cancel(stage.database, "first")
+                if goes_on():
+                    reexport.cancel(stage.database, "first")
                 loader.join(60)
     return {
+        "live_records": timed,
         "live_p99_ms": {k: v and round(1_000 * v, 1) for k, v in p99.items()},
         "live_p99_x": ratio(p99["limited"], p99["alone"]),
         "live_p99_priority_only_x": ratio(p99["unlimited"], p99["alone"]),
