@@ -55,6 +55,9 @@ def _make(kept: Path, run: Callable[[tuple[str, ...]], object]) -> None:
     draft = kept.with_name(f"{kept.name}.{os.getpid()}")
     try:
         run((f"-XX:AOTCacheOutput={draft}", _QUIET))
+        # An agent in JAVA_TOOL_OPTIONS, say, may keep Java from writing one. Then it
+        # passes over an empty one, and the next start does not try again.
+        draft.touch()
         draft.replace(kept)
     finally:
         # Java keeps what it has recorded here until the cache is written.

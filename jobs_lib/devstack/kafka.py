@@ -254,7 +254,9 @@ def _run_once(options: tuple[str, ...]) -> None:
     broker._cache = options
     with broker:
         broker.process.signal(signal.SIGTERM)
-        broker.process.wait(_CACHE_SECONDS)
+        if not broker.process.wait(_CACHE_SECONDS):
+            # It is killed, and what it has written is not whole.
+            raise DevStackError(f"{broker.name} did not stop in order")
 
 
 def _new_identifier() -> str:

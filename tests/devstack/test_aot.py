@@ -47,8 +47,9 @@ def test_a_broker_starts_from_the_cache(needs_cache):
         assert "[aot" not in broker.log_file.read_text()
 
 
+@pytest.mark.parametrize("content", ["classes", ""])
 def test_a_broker_starts_although_the_cache_does_not_fit(
-    needs_cache, folder, monkeypatch
+    needs_cache, folder, monkeypatch, content
 ):
     monkeypatch.delenv("JOBS_LIB_CACHE_DIR")
     for jars in (cache_folder() / "jars").iterdir():
@@ -57,8 +58,9 @@ def test_a_broker_starts_although_the_cache_does_not_fit(
     monkeypatch.setenv("JOBS_LIB_CACHE_DIR", str(folder.parent))
     use_cache(find_java(), write)
     (kept,) = (one for one in folder.glob("aot-*") if one.suffix != ".lock")
+    kept.write_text(content)
     with KafkaBroker.ephemeral() as broker:
-        assert kept.read_text() == "classes"
+        assert kept.read_text() == content
         assert "aot" not in broker.log_file.read_text()
 
 
@@ -78,6 +80,13 @@ def test_a_cache_that_cannot_be_made_is_done_without(folder, error):
     assert not [one for one in folder.iterdir() if one.suffix != ".lock"]
     # The next start tries again.
     assert use_cache(JAVA, write) != ()
+
+
+def test_a_java_that_writes_no_cache_is_asked_once(folder):
+    asked: list[tuple[str, ...]] = []
+    first = use_cache(JAVA, asked.append)
+    assert use_cache(JAVA, asked.append) == first
+    assert len(asked) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(folder):
