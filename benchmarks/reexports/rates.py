@@ -38,7 +38,7 @@ from jobs_lib.postgres.database import Database
 from jobs_lib.postgres.migrate import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from benchmarks.server import Server
     from jobs_lib.devstack import KafkaBroker
@@ -169,14 +169,16 @@ class Stage:
         consumer.assign([TopicPartition(self.topic, n, 0) for n in range(PARTITIONS)])
         return consumer
 
-    def time_live(
-        self, count: int, goes_on: Callable[[], bool] = lambda: True
-    ) -> list[float]:
+    def has_ended(self, name: str) -> bool:
+        """Whether a re-export has ended."""
+        return reexport.status(self.database, name).ended
+
+    def time_live(self, count: int, beside: str | None = None) -> list[float]:
         """Time live records one by one, from the commit to a consumer.
 
         Args:
             count: the most records.
-            goes_on: asked now and then whether there is still what they are timed for.
+            beside: the re-export with whose end they end, too.
         """
         took = []
         with (
@@ -184,7 +186,7 @@ class Stage:
             self.server.connect() as connection,
         ):
             for n in range(count):
-                if n % _ASKED_EVERY == 0 and not goes_on():
+                if beside and n % _ASKED_EVERY == 0 and self.has_ended(beside):
                     break
                 key = f"live-{n}".encode()
                 began = time.monotonic()
@@ -286,14 +288,10 @@ def measure_live(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
                 time.sleep(GRACE)
                 stage.await_sent("first", 100)
             stage.time_live(20)
-
-            def goes_on(stage: Stage = stage, *, beside: bool = bool(rate)) -> bool:
-                return not (beside and reexport.status(stage.database, "first").ended)
-
-            took = stage.time_live(count, goes_on)
+            took = stage.time_live(count, "first" if rate else None)
             p99[name], timed[name] = percentile(took, 0.99), len(took)
             if rate:
-                if goes_on():
+                if not stage.has_ended("first"):
                     reexport.cancel(stage.database, "first")
                 loader.join(60)
     return {

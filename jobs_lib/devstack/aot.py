@@ -42,10 +42,11 @@ def use_cache(java: Java, run: Callable[[tuple[str, ...]], object]) -> tuple[str
         return ()
     folder = cache_folder() / "jars"
     kept = folder / f"aot-{_identify(java, folder)}"
+    lock = kept.with_name(f"{kept.name}.lock")
     if not kept.exists():
         # The broker starts without it, too: on a full disk, or where a machine is so
         # busy that this takes too long.
-        with contextlib.suppress(OSError, DevStackError), locked(_lock_of(kept)):
+        with contextlib.suppress(OSError, DevStackError), locked(lock):
             if not kept.exists():
                 _make(kept, run)
     return (f"-XX:AOTCache={kept}", _QUIET) if kept.exists() else ()
@@ -70,7 +71,3 @@ def _identify(java: Java, folder: Path) -> str:
     which = release.read_bytes() if release.exists() else os.fsencode(java.program)
     parts = (which, lock_digest().encode(), os.fsencode(folder))
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _lock_of(kept: Path) -> Path:
-    return kept.with_name(f"{kept.name}.lock")

@@ -32,6 +32,11 @@ def write(options: tuple[str, ...]) -> None:
     Path(place).write_text("classes")
 
 
+def list_kept(folder: Path) -> list[Path]:
+    """The caches in a folder, and what a try has left; not the locks."""
+    return [one for one in folder.glob("aot-*") if one.suffix != ".lock"]
+
+
 @pytest.fixture
 def needs_cache():
     if find_java().version < SINCE:
@@ -57,7 +62,7 @@ def test_a_broker_starts_although_the_cache_does_not_fit(
             (folder / jars.name).symlink_to(jars)
     monkeypatch.setenv("JOBS_LIB_CACHE_DIR", str(folder.parent))
     use_cache(find_java(), write)
-    (kept,) = (one for one in folder.glob("aot-*") if one.suffix != ".lock")
+    (kept,) = list_kept(folder)
     kept.write_text(content)
     with KafkaBroker.ephemeral() as broker:
         assert kept.read_text() == content
@@ -77,7 +82,7 @@ def test_a_cache_that_cannot_be_made_is_done_without(folder, error):
         raise error
 
     assert use_cache(JAVA, fail) == ()
-    assert not [one for one in folder.iterdir() if one.suffix != ".lock"]
+    assert list_kept(folder) == []
     # The next start tries again.
     assert use_cache(JAVA, write) != ()
 
@@ -111,7 +116,7 @@ def test_starts_at_the_same_time_make_the_cache_once(folder):
         rest = [pool.submit(use_cache, JAVA, slowly) for _ in range(others)]
         (given,) = {one.result(60) for one in (first, *rest)}
     assert len(made) == 1
-    (kept,) = (one for one in folder.iterdir() if one.suffix != ".lock")
+    (kept,) = list_kept(folder)
     assert given[0] == f"-XX:AOTCache={kept}"
 
 
