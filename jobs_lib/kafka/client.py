@@ -28,7 +28,7 @@ from jobs_lib.kafka.configuration import (
     configure_producer,
     configure_publisher,
 )
-from jobs_lib.kafka.refusal import find_refusal, find_tls_fault, no_answer
+from jobs_lib.kafka.refusal import OF_TOPIC, find_refusal, find_tls_fault, no_answer
 from jobs_lib.masking import PlainRecords, mask
 
 if TYPE_CHECKING:
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from jobs_lib.settings import Settings
 
 _logger = logging.getLogger("jobs_lib.kafka")
-NO_ANSWER = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-}
-"""What clients say while no broker answers."""
 OnRefused = Callable[[AccessError], None]
 """Called each time the brokers refuse a client that tries to connect."""
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
@@ -296,6 +290,7 @@ def read_topic_ids(
         client: asks; None for one that is made for this question.
 
     Raises:
+        AccessError: the brokers do not let it in.
         UnavailableError: no broker answers within ``timeout`` seconds.
     """
     # Keep the client until the answers are there: a deleted client gives none.
@@ -307,9 +302,12 @@ def read_topic_ids(
             found = future.result().topic_id
         except KafkaException as error:
             failure: KafkaError = error.args[0]
-            if failure.code() in NO_ANSWER:
-                raise no_answer(settings, failure.str(), f" for {topic!r}") from None
-            continue
+            if failure.code() in OF_TOPIC:
+                continue
+            # Whatever else it is, the topic may be there.
+            refusal = find_refusal(failure, settings, topic, "DESCRIBE")
+            told = no_answer(settings, failure.str(), f" for {topic!r}")
+            raise refusal or told from None
         if (id_ := as_uuid(found)) is not None:
             ids[topic] = id_
     return ids

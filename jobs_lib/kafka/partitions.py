@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
-from jobs_lib.kafka.client import NO_ANSWER, make_admin
-from jobs_lib.kafka.refusal import explain_failed
+from jobs_lib.kafka.client import make_admin
+from jobs_lib.kafka.refusal import SILENT, explain_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def add_partitions(settings: Settings, topic: str, count: int) -> None:
         asked[topic].result()
     except KafkaException as failure:
         error = failure.args[0]
-        if error.code() in NO_ANSWER or error.code() == _ARE_THERE:
+        if error.code() in SILENT or error.code() == _ARE_THERE:
             return
         told = f"no partitions can be added to the topic {topic!r}"
         raise explain_failed(error, settings, topic, "ALTER", told) from None

@@ -25,7 +25,6 @@ from jobs_lib.errors import (
     UnavailableError,
 )
 from jobs_lib.kafka.client import (
-    NO_ANSWER,
     find_broker,
     list_partitions,
     make_admin,
@@ -34,7 +33,7 @@ from jobs_lib.kafka.client import (
 )
 from jobs_lib.kafka.members import delete_groups
 from jobs_lib.kafka.reader import PartsReader, Span
-from jobs_lib.kafka.refusal import SOON, explain_failed, missing_topics
+from jobs_lib.kafka.refusal import SILENT, SOON, explain_failed, missing_topics
 from jobs_lib.partitioner import split_origin
 
 if TYPE_CHECKING:
@@ -445,7 +444,7 @@ def _list_offsets(
         try:
             offsets[one] = future.result().offset
         except KafkaException as error:
-            if error.args[0].code() not in NO_ANSWER:
+            if error.args[0].code() not in SILENT:
                 continue
             read_topics(settings, timeout)  # raises the reason if it is refused
             raise UnavailableError(

@@ -101,10 +101,12 @@ class PositionClients:
         self._run_callbacks()
         self._refusals.clear()
 
-    def find_partitions(self, topics: Iterable[str]) -> tuple[Leaders, list[Exception]]:
+    def find_partitions(
+        self, topics: Iterable[str]
+    ) -> tuple[Leaders, dict[str, Exception]]:
         """Find the partitions of topics that exist, and whether each has a leader.
 
-        Returns also why Kafka does not show it some topics.
+        Returns also why nothing is said of some topics, of which some may exist.
 
         Raises:
             AccessError: Kafka does not let this client in.
@@ -116,7 +118,7 @@ class PositionClients:
             TopicCollection(sorted(topics)), request_timeout=self._timeout
         )
         found: Leaders = {}
-        failures: list[Exception] = []
+        failures: dict[str, Exception] = {}
         self.ids = {}
         for topic, future in futures.items():
             try:
@@ -130,7 +132,7 @@ class PositionClients:
                     self._admin = None
                     raise explained from None
                 if error.code() not in _MISSING:
-                    failures.append(self._explain(error, topic))
+                    failures[topic] = self._explain(error, topic)
                 continue
             found[topic] = {
                 one.id: one.leader is not None for one in described.partitions

@@ -300,7 +300,7 @@ class Positions:
         self._kafka.close_idle()
         found, failures = self._kafka.find_partitions({one.topic for one in asked})
         self._forget_others(self._kafka.ids)
-        requests = self._gather(asked, found)
+        requests = self._gather(asked, found, failures)
         has_answer, at_most = False, _QUICK_SECONDS
         for request in self._leave(requests):
             read_at = time.monotonic()
@@ -316,14 +316,17 @@ class Positions:
                 self._note(request, requests[request], offsets, read_at)
         if not has_answer:
             self._tell()
-        for failure in failures:
+        for failure in failures.values():
             if not has_answer and not isinstance(failure, AccessError):
                 raise failure
             # It may last: the next round comes as soon as without it.
             telemetry.emit("loop.failed", loop=self._loop.name, error=failure)
 
     def _gather(
-        self, asked: Collection[_Question], found: Leaders
+        self,
+        asked: Collection[_Question],
+        found: Leaders,
+        failures: Mapping[str, Exception],
     ) -> dict[Request, Leaders]:
         """Put questions together to requests; leave out topics that are gone."""
         requests: dict[Request, Leaders] = {}
@@ -332,8 +335,9 @@ class Positions:
             if one.topic in found:
                 of_request = requests.setdefault(Request(one.kind, one.group), {})
                 of_request[one.topic] = found[one.topic]
-            else:
-                # Of a topic that is gone nothing is known.
+            elif isinstance(failures.get(one.topic), AccessError | None):
+                # Of a topic that is gone or hidden nothing is known. Where Kafka only
+                # did not say it, the last answer stays.
                 with self._lock:
                     self._answers.pop(one, None)
         return requests

@@ -37,6 +37,8 @@ SILENT = {
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
+    # Once all connections are lost, the client begins anew with those that were set.
+    KafkaError._DESTROY_BROKER,
 }
 """librdkafka's errors when no broker answers."""
 SOON = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -383,7 +384,7 @@ def test_what_is_refused_keeps_no_others_back(make, topic, monkeypatch, get, wai
 
     def hide(topics):
         found, failures = find(topics - {"hidden"})
-        return found, [*failures, AccessError("hidden")]
+        return found, failures | {"hidden": AccessError("hidden")}
 
     def refuse(read, kind, group, *more):
         if group == "a-secret":
@@ -445,6 +446,35 @@ def test_while_no_broker_answers_everybody_gets_the_last_answer(
         )
     assert back.offsets == before.offsets
     assert "UnavailableError" in failed[0][1]["error"]
+
+
+@pytest.mark.expects("loop.failed")
+@pytest.mark.parametrize(
+    "code", ["_DESTROY_BROKER", "_FAIL", "LEADER_NOT_AVAILABLE", "_TRANSPORT"]
+)
+def test_a_topic_that_is_not_described_once_keeps_its_last_answer(
+    make, topic, fill, get, wait_for, monkeypatch, code
+):
+    name, positions = topic(1), make()
+    fill(name, 3)
+    positions.start()
+    before = get(lambda: positions.ask_ends(name))
+    failed: Future[Any] = Future()
+    failed.set_exception(KafkaException(KafkaError(getattr(KafkaError, code))))
+    silent = Mock(describe_topics=Mock(return_value={name: failed}))
+    with heard("loop.failed") as told, monkeypatch.context() as patch:
+        patch.setattr(position_clients, "make_admin", Mock(return_value=silent))
+        patch.setattr(positions._kafka, "_admin", silent)
+        wait_for(
+            lambda: positions.ask_ends(name, within=OLD) and told, what="it is told"
+        )
+        last = positions.ask_ends(name, within=OLD)
+        assert last is not None
+        assert last.offsets == before.offsets == {0: 3}
+    assert "UnavailableError: no Kafka broker" in told[0][1]["error"]
+    monkeypatch.setattr(positions._kafka, "_admin", None)
+    fill(name, 1)
+    get(lambda: (one := positions.ask_ends(name)) and one.offsets == {0: 4} and one)
 
 
 def kill_again_and_again(broker, worker, wait_for, kills: int) -> None:

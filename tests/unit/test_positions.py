@@ -88,7 +88,7 @@ def coordinators(clock, monkeypatch) -> Coordinators:
 def positions(coordinators, monkeypatch) -> Positions:
     """A map without a thread."""
     made = Positions(Settings(kafka_bootstrap_servers="there:1"), timeout=TIMEOUT)
-    found: Any = {"t": {0: True}}, []
+    found: Any = {"t": {0: True}}, {}
     monkeypatch.setattr(made._kafka, "find_partitions", lambda topics: found)
     return made
 
@@ -291,7 +291,7 @@ def test_a_gate_asks_kafka_again_after_one_refresh(coordinators, clock, took):
     def find(topics: Any) -> Any:
         rounds.append(clock.now)
         clock.now += took
-        return {"t": {0: True}}, []
+        return {"t": {0: True}}, {}
 
     # A wait moves the clock.
     stops: Any = Mock(is_set=lambda: False)
