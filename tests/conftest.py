@@ -216,7 +216,11 @@ def admin(connect: Connect) -> psycopg.Connection[psycopg.rows.TupleRow]:
 def kafka_broker() -> Iterator[KafkaBroker]:
     """A Kafka broker of this run; its data are deleted at the end."""
     # No test kills this broker: it must not seem dead while the machine is busy.
-    patient = {"broker.session.timeout.ms": "60000"}
+    patient = {
+        "broker.session.timeout.ms": "60000",
+        # Its heartbeats are half of what it costs while nobody uses it.
+        "broker.heartbeat.interval.ms": "2000",
+    }
     with KafkaBroker.ephemeral(properties=patient) as broker:
         await_coordinators(broker.bootstrap_servers)
         yield broker

@@ -75,6 +75,17 @@ _REQUEST_SECONDS = 1.0
 _CACHE_SECONDS = 120.0
 """In this time even a busy machine writes the cache of Java's classes."""
 _CHECKPOINT = "bootstrap.checkpoint"
+_FORMATTED = (
+    "process.roles",
+    "node.id",
+    "log.dir",
+    "log.dirs",
+    "metadata.log.dir",
+    "controller.quorum.bootstrap.servers",
+    "unstable.api.versions.enable",
+    "unstable.feature.versions.enable",
+)
+"""All settings that make a difference to the files of a new data folder."""
 
 
 class KafkaBroker(Server):
@@ -179,7 +190,10 @@ class KafkaBroker(Server):
         of a JVM, a second, at every first start in a new folder.
         """
         data, cluster = self.folder / "data", _new_identifier()
-        usual = self.properties == COMMON_PROPERTIES
+        usual = all(
+            self.properties.get(name) == COMMON_PROPERTIES.get(name)
+            for name in _FORMATTED
+        )
         kept = cache_folder() / "jars" / f"format-{lock_digest()[:16]}" / _CHECKPOINT
         if usual and kept.exists():
             data.mkdir(exist_ok=True)

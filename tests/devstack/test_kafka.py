@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -119,14 +120,28 @@ def test_a_broker_that_dies_at_its_start_shows_its_log():
     assert not broker.running
 
 
+def test_settings_of_the_user_need_no_tool_to_make_the_folder(broker, monkeypatch):
+    # The first broker has left what all need.
+    assert broker.running
+    monkeypatch.setattr(KafkaBroker, "_run_format_tool", Mock(side_effect=LookupError))
+    with KafkaBroker.ephemeral(properties={"num.partitions": "3"}) as other:
+        create(other, "topic")
+        produce(other, "topic", b"v")
+        assert read(other, "topic") == [b"v"]
+    with pytest.raises(LookupError):
+        # These make another folder.
+        KafkaBroker.ephemeral(properties={"process.roles": "broker"}).start()
+
+
 @pytest.mark.slow
 def test_an_identifier_that_begins_with_a_hyphen_is_accepted(monkeypatch):
     class Hyphen:
         bytes = b"\xfb" * 16  # in base64: -_v7...
 
     monkeypatch.setattr("uuid.uuid4", Hyphen)
-    # With a setting of the user's, the broker's tool always makes the folder.
-    with KafkaBroker.ephemeral(properties={"num.io.threads": "2"}) as broker:
+    # With this setting, the broker's tool always makes the folder.
+    odd = {"unstable.feature.versions.enable": "true"}
+    with KafkaBroker.ephemeral(properties=odd) as broker:
         text = (broker.folder / "data" / "meta.properties").read_text()
     assert "cluster.id=-_v7" in text
 
