@@ -392,6 +392,17 @@ class Settings(BaseSettings):
         except ConfigurationError as error:
             raise ValueError(str(error)) from None
 
+    @field_validator("schema_registry_url")
+    @classmethod
+    def _are_urls(cls, urls: str) -> str:
+        # Behind a comma in a password its rest would be shown as an address.
+        if urls and not all("://" in one for one in urls.split(",")):
+            raise ValueError(
+                "give each registry as http://host:port, with commas between them; a "
+                "comma in a password is written %2C"
+            )
+        return urls
+
     @field_validator("kafka_bootstrap_servers", "schema_registry_url")
     @classmethod
     def _has_ports(cls, addresses: str) -> str:

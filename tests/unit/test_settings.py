@@ -289,6 +289,21 @@ def test_a_registry_at_a_port_that_cannot_be_is_refused_without_its_password(por
     assert CANARY not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"http://me:{CANARY},{CANARY}@one:8081",
+        "http://one:8081,two:8081",
+        "http://one:8081,",
+        "one:8081",
+    ],
+)
+def test_a_comma_that_ends_no_address_of_a_registry_is_refused(given):
+    with pytest.raises(ConfigurationError, match="written %2C") as caught:
+        load_settings(schema_registry_url=given)
+    assert CANARY not in str(caught.value)
+
+
 def test_a_slash_in_a_password_makes_it_no_port():
     url = "http://me:99092/secret@two:8081"
     assert load_settings(schema_registry_url=url).schema_registry_url == url
