@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from jobs_lib.errors import TopicError
+from jobs_lib.errors import TopicError, UnavailableError
 from jobs_lib.kafka.client import list_partitions
 from jobs_lib.kafka.refusal import explain as explain_error
 from jobs_lib.kafka.refusal import missing_topics, no_answer
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _PAUSE = 0.1
 """Seconds until Kafka is asked again."""
+_LOST = {KafkaError._TRANSPORT, KafkaError._DESTROY_BROKER}
+"""What a question gets whose connection ends: the client makes another connection."""
 
 
 def ask_again(
@@ -34,7 +36,7 @@ def ask_again(
     """Ask until there is an answer, or an error that does not pass.
 
     The client has many errors for what passes, of which it calls few passing ones: all
-    do of which nothing is known, and those about the topic.
+    do of which nothing is known, and those about the topic or a lost connection.
 
     Args:
         settings: where Kafka is.
@@ -53,11 +55,12 @@ def ask_again(
         except KafkaException as failure:
             error: KafkaError = failure.args[0]
         explained = explain(error)
-        if not isinstance(explained, KafkaException | TopicError):
+        is_lost = error.code() in _LOST and isinstance(explained, UnavailableError)
+        if not is_lost and not isinstance(explained, KafkaException | TopicError):
             raise explained
         if time.monotonic() >= until:
-            is_known = isinstance(explained, TopicError)
-            raise explained if is_known else no_answer(settings, error.str())
+            is_unknown = isinstance(explained, KafkaException)
+            raise no_answer(settings, error.str()) if is_unknown else explained
         time.sleep(_PAUSE)
 
 

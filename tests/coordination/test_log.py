@@ -117,7 +117,8 @@ def test_a_record_is_read_back_with_its_offset_and_what_it_did(log_topic, open_l
 
 
 @pytest.mark.parametrize(
-    "code", ["_UNKNOWN_PARTITION", "LEADER_NOT_AVAILABLE", "_TIMED_OUT"]
+    "code",
+    ["_UNKNOWN_PARTITION", "LEADER_NOT_AVAILABLE", "_TIMED_OUT", "_DESTROY_BROKER"],
 )
 @pytest.mark.parametrize("errors", [2, 1_000_000])
 def test_a_log_waits_for_the_leaders_of_a_broker_that_comes_back(

@@ -372,7 +372,14 @@ def test_it_reads_on_when_its_client_hears_of_a_partition_anew(
 
 
 @pytest.mark.parametrize(
-    "code", ["_UNKNOWN_PARTITION", "_UNKNOWN_TOPIC", "LEADER_NOT_AVAILABLE"]
+    "code",
+    [
+        "_UNKNOWN_PARTITION",
+        "_UNKNOWN_TOPIC",
+        "LEADER_NOT_AVAILABLE",
+        "_DESTROY_BROKER",
+        "_TRANSPORT",
+    ],
 )
 @pytest.mark.parametrize("errors", [2, 1_000_000])
 def test_it_waits_for_the_leader_of_a_broker_that_comes_back(

@@ -294,7 +294,9 @@ def test_an_answered_request_needs_no_broker(make, own_broker, name):
 
 
 @pytest.mark.guarantee("T5")
-@pytest.mark.parametrize("code", ["_UNKNOWN_PARTITION", "_DESTROY_BROKER"])
+@pytest.mark.parametrize(
+    "code", ["_UNKNOWN_PARTITION", "_DESTROY_BROKER", "_TRANSPORT"]
+)
 @pytest.mark.parametrize("errors", [2, 1_000_000])
 def test_a_publish_waits_for_the_leader_of_a_broker_that_comes_back(
     make, name, read_log, monkeypatch, code, errors
