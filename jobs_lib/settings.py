@@ -31,6 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from jobs_lib.addresses import LAST_PORT, check_port, check_registries, check_url
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.masking import MASK, find_passwords, find_secrets, keep_secret, masked_url
 
@@ -69,15 +70,6 @@ _PLACEHOLDER = re.compile("{[^{}]*}")
 _NAME = re.compile("[a-zA-Z0-9._-]*")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-LAST_PORT = 65_535
-"""The C library takes a larger number for the port of its last 16 bits."""
-
-_UNREADABLE = (
-    "the URL cannot be read. In a user, a password or a database's name, each of "
-    "@ / : ? # % [ ] and a space is written by its number, such as %40 for @; a port "
-    "is a number; and after a ? come only parameters that libpq knows"
-)
-"""The message leaves out libpq's text, which repeats the password."""
 
 
 class Settings(BaseSettings):
@@ -395,19 +387,15 @@ class Settings(BaseSettings):
     @field_validator("schema_registry_url")
     @classmethod
     def _are_urls(cls, urls: str) -> str:
-        # Behind a comma in a password its rest would be shown as an address.
-        if urls and not all("://" in one for one in urls.split(",")):
-            raise ValueError(
-                "give each registry as http://host:port, with commas between them; a "
-                "comma in a password is written %2C"
-            )
+        if urls:
+            check_registries(urls)
         return urls
 
     @field_validator("kafka_bootstrap_servers", "schema_registry_url")
     @classmethod
     def _has_ports(cls, addresses: str) -> str:
         for address in addresses.split(","):
-            _check_port(address.strip())
+            check_port(address.strip())
         return addresses
 
     @field_validator("schema_name")
@@ -474,15 +462,6 @@ class Settings(BaseSettings):
         return init_settings, env_settings, _FileSource(settings_cls)
 
 
-def _check_port(address: str) -> None:
-    """Refuse a port that cannot be, in ``host:port`` or a URL."""
-    # From the last @ on: a password may have a slash that nobody has escaped.
-    host = address.rpartition("://")[2].rpartition("@")[2].partition("/")[0]
-    port = host.rpartition(":")[2]
-    if port.isdecimal() and not 0 < int(port) <= LAST_PORT:
-        raise ValueError(f"{host!r} has no port from 1 to {LAST_PORT}")
-
-
 class _FileSource(TomlConfigSettingsSource):
     """The file that the environment names, or the one of the working folder."""
 
@@ -526,26 +505,6 @@ def _explain_file(error: Exception) -> str:
     return f"{getattr(error, 'strerror', None) or error}"
 
 
-def check_url(url: str) -> str:
-    """The URL of a PostgreSQL database as libpq reads it.
-
-    Raises:
-        ConfigurationError: it is none, or cannot be read; the text does not show it.
-    """
-    driver, there, _ = url.partition("://")
-    scheme = driver.split("+")[0]
-    if not there or scheme not in {"postgresql", "postgres"}:
-        named = scheme if there and scheme.isalnum() else "no scheme"
-        raise ConfigurationError(
-            f"the URL starts with {named!r}; "
-            "it must look like postgresql://user@host:5432/database"
-        )
-    url = libpq_url(url)
-    if not _is_readable(url):
-        raise ConfigurationError(_UNREADABLE)
-    return url
-
-
 def _may_meet(template: str, one: str, other: str) -> bool:
     """Whether some names of two environments are the same."""
     before, after = template.replace("{environment}", one).split("{name}")
@@ -575,12 +534,6 @@ def check_schema(name: str) -> None:
     raise ConfigurationError(
         f"the schema's name {name!r} {problem}. Choose another, such as jobs_lib"
     )
-
-
-def libpq_url(url: str) -> str:
-    """The URL as libpq reads it: SQLAlchemy's form names a driver."""
-    scheme, there, rest = url.partition("://")
-    return f"{scheme.split('+')[0]}{there}{rest}"
 
 
 def load_settings(**given: object) -> Settings:
@@ -680,20 +633,3 @@ def require_schema_registry(settings: Settings) -> str:
             "JOBS_LIB_SCHEMA_REGISTRY_URL, in tests to mock://tests"
         )
     return settings.schema_registry_url
-
-
-def _is_readable(url: str) -> bool:
-    """Whether libpq reads the URL, and takes no piece of a password for a name."""
-    # Processes that coordinate over Kafka alone load no database driver.
-    try:
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-    except ImportError:
-        return True  # nobody can connect to it here: see jobs_lib/extras.py
-    try:
-        parts = {key: str(value) for key, value in conninfo_to_dict(url).items()}
-    except psycopg.ProgrammingError:
-        return False
-    names = parts.get("host", "") + parts.get("dbname", "")
-    ports = parts.get("port", "").replace(",", "")
-    return "@" not in names and (ports.isdigit() or not ports)

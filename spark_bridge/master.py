@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from jobs_lib.addresses import LAST_PORT
 from jobs_lib.errors import ReexportError
 from jobs_lib.masking import find_secrets
-from jobs_lib.settings import LAST_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jobs_lib.addresses import LAST_PORT
 from jobs_lib.devstack import external
 from jobs_lib.devstack.stack import PROJECT_FOLDER, DevStack
 from jobs_lib.errors import DevStackError
-from jobs_lib.settings import LAST_PORT
 from jobs_lib.signals import handle_signals
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from jobs_lib.addresses import check_url
 from jobs_lib.app import load_app
 from jobs_lib.cli.options import (
     OFFSETS,
@@ -26,7 +27,7 @@ from jobs_lib.cli.terminal import json_option, show
 from jobs_lib.consuming.model_table import write_statements
 from jobs_lib.errors import ConfigurationError, OperatingError
 from jobs_lib.postgres.database import Database
-from jobs_lib.settings import check_url, default_settings
+from jobs_lib.settings import default_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

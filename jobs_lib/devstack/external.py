@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
+from jobs_lib.addresses import LAST_PORT
 from jobs_lib.errors import DevStackError
 from jobs_lib.masking import masked_url
-from jobs_lib.settings import LAST_PORT
 
 DATABASE_VARIABLE = "JOBS_LIB_DATABASE_URL"
 KAFKA_VARIABLE = "JOBS_LIB_KAFKA_BOOTSTRAP_SERVERS"

@@ -28,6 +28,7 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from jobs_lib import telemetry
+from jobs_lib.addresses import libpq_url
 from jobs_lib.errors import (
     ConfigurationError,
     OperatingError,
@@ -48,7 +49,6 @@ from jobs_lib.postgres.values import quote
 from jobs_lib.settings import (
     check_schema,
     default_settings,
-    libpq_url,
     require_database_url,
 )
 

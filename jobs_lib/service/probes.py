@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib import telemetry
+from jobs_lib.addresses import LAST_PORT
 from jobs_lib.errors import ConfigurationError
-from jobs_lib.settings import LAST_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
