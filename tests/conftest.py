@@ -29,7 +29,7 @@ from tests.support.budgets import Budgets
 from tests.support.canary import watching_logs
 from tests.support.expectations import FENCED, WATCHED, watch
 from tests.support.hangs import Hangs
-from tests.support.order import read_long_files, start_long_first
+from tests.support.order import read_folders, read_long, start_long_first
 from tests.support.roles import as_role
 from tests.support.scheduler import FileScheduler
 
@@ -91,8 +91,8 @@ def pytest_collection_modifyitems(
                 "parameters `ids`"
             )
     if hasattr(config, "workerinput"):
-        long_files = read_long_files(config.rootpath / "pyproject.toml")
-        items[:] = start_long_first(items, long_files)
+        long = read_long(config.rootpath / "pyproject.toml")
+        items[:] = start_long_first(items, long)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -100,7 +100,10 @@ def pytest_xdist_make_scheduler(
     config: pytest.Config, log: Producer
 ) -> FileScheduler | None:
     """Let a run of files go on when one of its processes has ended."""
-    return FileScheduler(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    folders = read_folders(config.rootpath / "pyproject.toml")
+    return FileScheduler(config, log, folders)
 
 
 @pytest.fixture(autouse=True)

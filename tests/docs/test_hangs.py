@@ -200,3 +200,41 @@ def test_a_run_of_many_files_outlives_its_processes(tmp_path, tests, processes):
     )
     ends = rf"3 failed, {8 * tests - 3} passed in "
     assert re.search(ends, done.stdout), done.stdout + done.stderr
+
+
+WHERE = """
+import os
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_one(number):
+    with Path("ran").open("a") as told:
+        told.write(f"{__file__} {os.environ['PYTEST_XDIST_WORKER']}\\n")
+    if number == 1 and "dies" in __file__ and not Path("died").exists():
+        Path("died").touch()
+        os._exit(1)
+"""
+
+
+def test_one_process_takes_the_whole_of_a_folder(tmp_path):
+    """Another one takes the rest of it if that process ends."""
+    shared = SHARED.replace("(config, log)\n", '(config, log, ["together/"])\n', 1)
+    assert shared != SHARED
+    (tmp_path / "conftest.py").write_text(shared, encoding="utf-8")
+    (tmp_path / "together").mkdir()
+    for name in ("a", "b", "c_dies", "d"):
+        file = tmp_path / "together" / f"test_{name}.py"
+        file.write_text(WHERE, encoding="utf-8")
+    for name in ("e", "f", "g"):
+        (tmp_path / f"test_{name}.py").write_text(WHERE, encoding="utf-8")
+    options = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
+    done = run_pytest(tmp_path, *options, plugins="xdist.plugin")
+    assert re.search(r"1 failed, 20 passed in ", done.stdout), done.stdout + done.stderr
+    ran = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
+    assert len(ran) == 21
+    took = [process for file, process in ran if "/together/" in file]
+    # One process before the death, and one behind it.
+    assert took == sorted(took, key=took.index)
+    assert len({*took}) == 2

@@ -1,4 +1,7 @@
-"""Hand out the files of a run anew when one of its processes ended early.
+"""Hand out the files of a run, and hand them out anew when a process ended early.
+
+The files of some folders go to one process together: they share servers of their own,
+which each further process would start, too.
 
 xdist 3.8 hands out everything that the process ever had: files that are done, and the
 test that ended it. A process that gets nothing but done files waits for ever, and so
@@ -14,11 +17,32 @@ from typing import TYPE_CHECKING
 from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import pytest
+    from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
 
 class FileScheduler(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
-    """xdist's `--dist loadfile`, for a run that outlives any of its processes."""
+    """xdist's `--dist loadfile`, for a run that outlives any of its processes.
+
+    Args:
+        config: of the run.
+        log: of xdist.
+        folders: whose files go to one process, by their paths from the project's root,
+            with a slash at the end.
+    """
+
+    def __init__(
+        self, config: pytest.Config, log: Producer, folders: Collection[str] = ()
+    ) -> None:
+        super().__init__(config, log)
+        self._folders = folders
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((one for one in self._folders if file.startswith(one)), file)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Take back what a process had and has not run; return what it ran last."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from tests.support.budgets import read_cpu
 from tests.support.inner_runs import run_pytest
-from tests.support.order import read_long_files, start_long_first
+from tests.support.order import read_long, start_long_first
 from tests.support.pages import ROOT
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n{}"
@@ -86,16 +86,18 @@ def test_a_report_shows_the_cpu_of_each_folders_everyday_tests(tmp_path):
 
 
 def test_long_files_come_first_and_the_others_keep_their_order():
-    files = ["c.py", "a.py", "long.py", "b.py", "longer.py"]
+    files = ["c.py", "x/2.py", "a.py", "long.py", "x/1.py", "b.py", "longer.py"]
     items = [SimpleNamespace(nodeid=f"{f}::test_{n}") for f in files for n in range(2)]
-    ordered = start_long_first(items, ["longer.py", "long.py"])  # type: ignore[type-var]
+    long = ["longer.py", "x/", "long.py"]
+    ordered = start_long_first(items, long)  # type: ignore[type-var]
     assert [item.nodeid for item in ordered] == [
         f"{f}::test_{n}"
-        for f in ("longer.py", "long.py", "c.py", "a.py", "b.py")
+        for f in ("longer.py", "x/2.py", "x/1.py", "long.py", "c.py", "a.py", "b.py")
         for n in range(2)
     ]
 
 
 def test_every_file_that_is_said_to_take_long_is_there():
-    files = read_long_files(ROOT / "pyproject.toml")
-    assert [file for file in files if not (ROOT / file).is_file()] == []
+    for path in read_long(ROOT / "pyproject.toml"):
+        there = ROOT / path
+        assert there.is_dir() if path.endswith("/") else there.is_file(), path
