@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN = 5.0
 """Seconds for a master to take a connection; Spark itself would try for a minute."""
-TASKS_EACH = 4
-"""Tasks for each thread of this machine: so many that none waits long for the last."""
 MOST_TASKS = 64
 """Tasks on a cluster, whose size nobody tells."""
 _STANDALONE = "spark://"
@@ -56,12 +54,13 @@ def count_threads(master: str) -> int:
 
 
 def count_tasks(master: str, pieces: int) -> int:
-    """Choose how many tasks share pieces of work, such as ranges.
+    """Choose how many tasks share pieces of work of one size, such as ranges.
 
-    A task costs a tenth of a second of CPU for itself, which is more than a piece does.
+    A task costs a tenth of a second for itself, in which its thread does nothing else.
+    So each thread of this machine has one: it ends about when the others do.
     """
     if is_local(master):
-        return min(pieces, TASKS_EACH * count_threads(master))
+        return min(pieces, count_threads(master))
     return min(pieces, MOST_TASKS)
 
 
