@@ -52,6 +52,7 @@ def main() -> int:
     if args.all:
         install(missing())
     os.chdir(ROOT)
+    compile_tests()
     left_out = [f"{program} is not installed" for program in missing()]
     chosen = [] if args.all else ["-m", "not slow"]
     older = older_postgres() if args.all else None
@@ -88,7 +89,6 @@ def compile_tests() -> None:
 
 def run(chosen: list[str]) -> int:
     """Run all tests; return pytest's exit code."""
-    compile_tests()
     processes = PROCESSES if chosen else SLOW_PROCESSES
     command = make_command("junit", processes, chosen)
     return subprocess.run(command, env=make_environment(), check=False).returncode
