@@ -183,7 +183,7 @@ def start(
             are to be sent.
         engine: ``spark``, or ``sql`` for this process alone.
         master: Spark's master. Defaults to this machine.
-        ranges: the number of ranges. Defaults to one for each 10,000 keys, 10,000 at
+        ranges: the number of ranges. Defaults to one for each 20,000 keys, 10,000 at
             most.
         chunk: keys in one job.
         ahead: keys that may be loaded and not yet sent; then the call waits until half

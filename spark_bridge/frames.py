@@ -152,7 +152,7 @@ def plan_frame(
         spark: the session.
         frame: of :func:`open_frame`.
         entity: what ``@app.entity`` declared.
-        ranges: the number of ranges. Defaults to one for each 10,000 keys.
+        ranges: the number of ranges. Defaults to one for each 20,000 keys.
 
     Raises:
         ReexportError: a key, a version or a state cannot be sent.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.reexports.rates import UNLIMITED, staged
 from jobs_lib import reexport
+from jobs_lib.reexport.plan import KEYS_PER_RANGE
 
 if TYPE_CHECKING:
     import psycopg
@@ -43,7 +44,7 @@ def measure_sizes(
         kept = read_sizes(connection)
     return {
         "waiting_bytes_per_key": (loaded[0] - before[0]) / keys,
-        "range_bytes": (loaded[1] - before[1]) / (keys / 10_000),
+        "range_bytes": (loaded[1] - before[1]) / (keys / KEYS_PER_RANGE),
         "kept_bytes_per_key": (kept[2] - before[2]) / keys,
         "sent_without_a_rate_s": sent / took,
     }

@@ -41,7 +41,7 @@ _window = click.option(
 )
 _tz = click.option("--tz", help="Time zone of the window. Defaults to this machine's.")
 ranges_option = click.option(
-    "--ranges", type=int, help="Defaults to one for each 10,000 keys."
+    "--ranges", type=int, help="Defaults to one for each 20,000 keys."
 )
 _master = click.option("--master", help="Spark's master. Defaults to this machine.")
 _conf = click.option(

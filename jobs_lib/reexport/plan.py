@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from jobs_lib.outbox.topic import Entity
     from jobs_lib.postgres.queries import Queries
 
-KEYS_PER_RANGE = 10_000
-"""Keys in a range, if the number of ranges is not given."""
+KEYS_PER_RANGE = 20_000
+"""Keys in a range, if the number of ranges is not given.
+
+Each range costs its statements and a commit; a range that is too long is lost whole
+when its task is killed.
+"""
 RANGE_LIMIT = 10_000
 """The largest number of ranges: in larger tables a range holds more keys."""
 SAMPLED_FROM = 5_000_000
@@ -91,7 +95,7 @@ def plan_ranges(
         connection: to the service's database.
         queries: for the library's schema.
         entity: what ``@app.entity`` declared.
-        ranges: the number of ranges. Defaults to one for each 10,000 keys, 10,000 at
+        ranges: the number of ranges. Defaults to one for each 20,000 keys, 10,000 at
             most.
         sampled_from: with this many rows or more, a sample decides.
 

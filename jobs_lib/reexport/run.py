@@ -118,7 +118,7 @@ def start(
         rate: records a minute at the topic; or the hours of the day in which all keys
             are to be sent, or in what is left of them.
         engine: loads the ranges. Defaults to this process, one range after the other.
-        ranges: the number of ranges. Defaults to one for each 10,000 keys, 10,000 at
+        ranges: the number of ranges. Defaults to one for each 20,000 keys, 10,000 at
             most.
         chunk: keys in one job. Defaults to 100.
         ahead: keys that may be loaded and not yet sent; then the call waits until half

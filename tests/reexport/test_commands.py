@@ -43,7 +43,7 @@ def plan_of(database):
 
 @pytest.mark.guarantee("W22")
 def test_command_and_call_start_the_same_reexport(database, run):
-    make_table(database, range(25_000), "int")
+    make_table(database, range(50_000), "int")
     run("start", "aircraft", "--rate", "6000", "--engine", "sql")
     jobs, plan = jobs_of(database), plan_of(database)
     query(
@@ -55,7 +55,7 @@ def test_command_and_call_start_the_same_reexport(database, run):
     assert plan_of(database) == plan
     assert len(plan) == 3
     assert jobs_of(database) == jobs
-    assert len(loaded_keys(database)) == 25_000
+    assert len(loaded_keys(database)) == 50_000
 
 
 def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):
@@ -65,8 +65,8 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(database, run):
         )
     output = run("start", "aircraft", "--rate", "6000", "--dry-run")
     assert "336,776 keys of aircraft.tail (bigint) to aircraft-state" in output
-    assert "34 ranges" in output
-    assert "from the first up to 9907" in output
+    assert "17 ranges" in output
+    assert "from the first up to 19812" in output
     assert "at 6,000 records a minute it takes 57.6 minutes, ends 20" in output
     assert "`jobs-lib reexport stale aircraft --rate 6000 --dry-run` counts" in output
     plan = json.loads(run("start", "aircraft", "--rate", "6000", "--dry-run", "--json"))

@@ -163,7 +163,7 @@ def test_a_dry_run_prints_the_plan_and_enqueues_nothing(flights):
 @pytest.mark.spark
 @pytest.mark.guarantee("X1")
 def test_one_command_loads_every_key_and_prints_the_rate_and_the_end(loaded):
-    progress = "running, 0 sent and 0 superseded of 336,776, 34 of 34 ranges"
+    progress = "running, 0 sent and 0 superseded of 336,776, 17 of 17 ranges"
     assert progress in loaded.output
     assert "6,000 records a minute, ends 20" in loaded.output
     assert loaded.keys == FLIGHTS
