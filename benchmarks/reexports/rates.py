@@ -3,8 +3,8 @@
 The judge is the topic: Kafka's own time of each record, read at the end.
 
     rate      two re-exports at once, through a pause, a change and an outage:
-              the fullest minute, the mean while nothing held them up, and the
-              processors that the service and PostgreSQL use for both
+              the fullest minute, the mean while nothing held them up, the processors
+              that the service and PostgreSQL use for both, and the service's memory
     live      the time from a commit to a consumer, without a re-export, beside one, and
               beside one whose rate limits nothing
     start     from the command to the first record that a consumer can read
@@ -30,7 +30,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from benchmarks.figures import count_fullest, median, percentile, ratio
-from benchmarks.machine import Usage, read_usage
+from benchmarks.machine import Usage, peak_rss_mb, read_usage
 from benchmarks.peers.peer import REPOSITORY
 from jobs_lib import App, reexport
 from jobs_lib.outbox.topic import Entity
@@ -121,6 +121,11 @@ class Stage:
         """Read the CPU of the service and of the server."""
         assert self._service is not None
         return read_usage(self._service.pid, self.server.pid)
+
+    def read_peak_mb(self) -> float:
+        """Read the most memory that the service has used since it was started."""
+        assert self._service is not None
+        return peak_rss_mb(self._service.pid)
 
     def kill(self) -> None:
         """Kill the service."""
@@ -254,6 +259,7 @@ def measure_rate(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
         sent = reexport.status(stage.database, "first").sent
         stage.await_sent("first", sent + 1)
         steady({"first": rate, "second": rate // 2})
+        relay_mb = stage.read_peak_mb()
         found = stage.read()
     for name in NAMES:
         times = found[name]
@@ -268,6 +274,7 @@ def measure_rate(server: Server, broker: KafkaBroker, *, quick: bool) -> dict[st
         "rate_means": means,
         "rate_service_cores": used.worker / took,
         "rate_server_cores": used.server / took,
+        "rate_relay_mb": relay_mb,
     }
 
 

@@ -40,6 +40,7 @@ def measure_sizes(
         sent = reexport.status(stage.database, "first").sent - first
         while not reexport.status(stage.database, "first").ended:
             time.sleep(0.5)
+        relay_mb = stage.read_peak_mb()
         connection.execute("vacuum")
         kept = read_sizes(connection)
     return {
@@ -47,6 +48,7 @@ def measure_sizes(
         "range_bytes": (loaded[1] - before[1]) / (keys / KEYS_PER_RANGE),
         "kept_bytes_per_key": (kept[2] - before[2]) / keys,
         "sent_without_a_rate_s": sent / took,
+        "relay_mb": relay_mb,
     }
 
 
