@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 KEYS_PER_RANGE = 20_000
 """Keys in a range, if the number of ranges is not given.
 
-Each range costs its statements and a commit; a range that is too long is lost whole
-when its task is killed.
+Each range costs its statements and a commit. The larger it is, the more is loaded again
+after its task was killed.
 """
 RANGE_LIMIT = 10_000
 """The largest number of ranges: in larger tables a range holds more keys."""
