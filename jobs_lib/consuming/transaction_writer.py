@@ -10,7 +10,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import JobsError, UnavailableError
-from jobs_lib.kafka.client import init_transactions, make_producer
+from jobs_lib.kafka.client import (
+    find_cause,
+    flush,
+    init_transactions,
+    make_producer,
+)
 from jobs_lib.kafka.refusal import OF_RECORD, OF_TOPIC, find_refusal, is_soon_over
 
 if TYPE_CHECKING:
@@ -97,7 +102,7 @@ class TransactionWriter:
             producer.abort_transaction(self._timeout)
         # Destroyed earlier, librdkafka 2.16 may free memory twice.
         producer.purge(in_flight=False, blocking=False)
-        producer.flush(self._timeout)
+        flush(producer, self._timeout)
 
     def write(
         self, events: Sequence[Event], place: TopicPartition, metadata: Any
@@ -133,6 +138,7 @@ class TransactionWriter:
         # first one in memory, and the producer with it.
         if error is None:
             return
+        error = find_cause(producer, error)
         if error.code() == KafkaError._INCONSISTENT:
             # The commit has failed, and only the events' own answers say why.
             producer.poll(0)

@@ -131,9 +131,12 @@ class Transactor:
             name, settings = self._declared.topic, self._settings
             raise explain(failure.args[0], settings, name, "READ") from None
         finally:
-            self._writer.close()
-            if consumer is not None:
-                consumer.close()
+            try:
+                self._writer.close()
+            finally:
+                # Otherwise Kafka keeps the partitions for it until its session is over.
+                if consumer is not None:
+                    consumer.close()
 
     def _check_topic(self, ids: Mapping[str, UUID]) -> None:
         """Refuse to go on in another topic of the same name.

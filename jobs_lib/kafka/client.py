@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -204,6 +205,33 @@ def poll_events(client: Consumer | Producer | AdminClient) -> None:
     """
     with suppress(KafkaException):
         cast("Any", client).poll(0)
+
+
+def flush(producer: Producer, timeout: float) -> None:
+    """Wait until all that a producer has sent is answered, ``timeout`` seconds at most.
+
+    A fatal error, which is told once, would end the wait.
+    """
+    until = time.monotonic() + timeout
+    while len(producer) and (left := until - time.monotonic()) > 0:
+        with suppress(KafkaException):
+            producer.flush(left)
+
+
+def find_cause(producer: Producer, error: KafkaError) -> KafkaError:
+    """Find out why a transaction failed where the error only says that it did.
+
+    Kafka may refuse what was put into a transaction while more is put in. The client
+    then calls the producer's state wrong, and only the next begin tells why.
+    """
+    if error.code() != KafkaError._STATE:
+        return error
+    try:
+        producer.begin_transaction()
+    except KafkaException as failure:
+        cause: KafkaError = failure.args[0]
+        return cause
+    return error
 
 
 def check_settings(settings: Settings) -> None:

@@ -12,7 +12,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from jobs_lib import telemetry
 from jobs_lib.backoff import RECONNECT
 from jobs_lib.errors import AccessError
-from jobs_lib.kafka.client import init_transactions, make_producer, poll_events
+from jobs_lib.kafka.client import (
+    find_cause,
+    flush,
+    init_transactions,
+    make_producer,
+    poll_events,
+)
 from jobs_lib.kafka.refusal import OF_TOPIC, find_refusal, is_soon_over
 from jobs_lib.kafka.refusal import explain as explain_error
 from jobs_lib.outbox.block import as_records, others
@@ -109,7 +115,7 @@ class ShardProducers:
         self.keep(())
         deadline = time.monotonic() + self._timeout
         for producer in self._dropped:
-            producer.flush(max(0.0, deadline - time.monotonic()))
+            flush(producer, deadline - time.monotonic())
         self._dropped.clear()
 
     def fence_off(self, shards: Iterable[int]) -> dict[int, Exception]:
@@ -219,11 +225,12 @@ class ShardProducers:
                     return sent, done + refusals
             except KafkaException as failure:
                 error = failure.args[0]
-                if not is_refusal(error) and error.code() not in _UNCLEAR:
-                    raise
             # Outside the except block: an error that the client raises inside it keeps
             # the first error in memory for ever, and the producer with it.
             if error is not None:
+                error = find_cause(producer, error)
+                if not is_refusal(error) and error.code() not in _UNCLEAR:
+                    raise KafkaException(error)
                 sent, more = self._search_anew(shard, as_records(sent), error, confirm)
                 return sent, done + refusals + more
             producer.abort_transaction(self._timeout)

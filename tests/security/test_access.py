@@ -276,10 +276,19 @@ def test_positions_that_may_not_be_read_are_named_and_the_others_are_given(
     assert all("AccessError" in fields["error"] for _, fields in failed)
 
 
-@pytest.mark.parametrize("kept", ["READ", None])
+# A queue of the client that is full lets Kafka answer while others are put in.
+SHORT = {"queue.buffering.max.messages": "10"}
+
+
+@pytest.mark.parametrize(
+    ("kept", "kafka"),
+    [("READ", {}), (None, {}), ("READ", SHORT), (None, SHORT)],
+    ids=["READ", "None", "READ-short", "None-short"],
+)
 def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
-    secured, secured_app, secured_topic, grant, revoke, admin, connect, wait_for, kept
-):
+    secured, secured_app, secured_topic, grant, revoke, admin, connect, wait_for,
+    kept, kafka,
+):  # fmt: skip
     denied, granted = secured_topic(), secured_topic()
     allow(grant, "alice", denied, denied)
     allow(grant, "alice", granted, granted)
@@ -287,7 +296,7 @@ def test_a_topic_that_may_no_longer_be_written_holds_its_own_rows(
         # A user who may read a topic also sees that it exists.
         revoke("alice", "TOPIC", denied, "READ")
     # The half of it is what a transaction may wait for a busy broker.
-    app = secured_app(session_timeout=60.0)
+    app = secured_app(kafka, session_timeout=60.0)
     topics = [app.topic(name, value=int) for name in (denied, granted)]
 
     def send(numbers: range) -> None:
@@ -344,6 +353,34 @@ def test_a_transactional_function_that_may_not_read_does_not_start(
     app = secured_app()
     declare_copying(app, read, written)
     assert re.search(f"alice' READ on the .*'{names[missing]}'", refuse(app))
+
+
+@pytest.mark.guarantee("T19")
+def test_an_event_that_is_refused_while_others_are_put_in_is_named(
+    secured, secured_app, secured_topic, grant, wait_for
+):
+    read, written = secured_topic(), secured_topic()
+    allow(grant, "alice", read, secured_topic())
+    # A stream whose topic may be seen, but not written.
+    grant("alice", "TOPIC", written, "DESCRIBE")
+    app = secured_app(SHORT)
+    stream = app.stream(written)
+
+    @app.transactional(read, group=f"{read}-group")
+    def copy(record):
+        return [stream.event(record.key, n) for n in range(30)]
+
+    produce(secured.bootstrap_servers, read, [("a", 1)])
+    with heard("record.failed") as failed, running(app, "consumers"):
+        wait_for(lambda: failed, timeout=30, what="the stream is denied")
+        told = f"Kafka refuses an event for '{written}': TOPIC_AUTHORIZATION"
+        assert told in failed[0][1]["error"]
+        grant("alice", "TOPIC", written, "WRITE")
+        wait_for(
+            lambda: len(read_topic(secured.bootstrap_servers, written)) == 30,
+            timeout=30,
+            what="they are made",
+        )
 
 
 @pytest.mark.expects("loop.failed")
