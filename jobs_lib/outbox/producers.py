@@ -233,11 +233,11 @@ class ShardProducers:
                     raise KafkaException(error)
                 sent, more = self._search_anew(shard, as_records(sent), error, confirm)
                 return sent, done + refusals + more
-            producer.abort_transaction(self._timeout)
+            self._abort(shard, confirm)
             if not asked:
                 # The client answered from its cache, which may lack a topic that was
                 # made since. Asking the broker refreshes the cache.
-                _check_topics(producer, as_records(records), self._timeout)
+                _check_topics(self._made[shard], as_records(records), self._timeout)
                 asked = True
                 continue
             # Records of a key before its refused one may go; those of a refused topic
@@ -258,13 +258,31 @@ class ShardProducers:
         The broker has seen sequence numbers of the last one that it does not count:
         librdkafka would continue behind them, and be refused for that.
         """
-        self.drop(shard)
-        self._made[shard] = self._make(shard)
-        confirm()
+        self._replace(shard, confirm)
         found = self._search(shard, records, error, confirm)
         if found is None:
             raise KafkaException(error)
         return found
+
+    def _abort(self, shard: int, confirm: Callable[[], None]) -> None:
+        """Abort a shard's transaction, by a new producer if need be.
+
+        Where Kafka has just refused all that was put in, it has no transaction to end,
+        and says so. librdkafka takes that for an error which ends the producer.
+        """
+        is_broken = False
+        try:
+            self._made[shard].abort_transaction(self._timeout)
+        except KafkaException:
+            is_broken = True
+        # Outside the except block, as above.
+        if is_broken:
+            self._replace(shard, confirm)
+
+    def _replace(self, shard: int, confirm: Callable[[], None]) -> None:
+        self.drop(shard)
+        self._made[shard] = self._make(shard)
+        confirm()
 
     def _search(
         self,

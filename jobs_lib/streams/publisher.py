@@ -260,7 +260,11 @@ class EventProducer:
 
     def close(self) -> None:
         """Wait until each event has its result, and end the thread."""
-        self._producer.flush(self._seconds)
+        try:
+            self._producer.flush(self._seconds)
+        except KafkaException as error:
+            # As in a poll. The thread hears what becomes of the events.
+            self._fatal = error.args[0]
         self._loop.stop()
 
     def _poll(self) -> Iterator[None]:

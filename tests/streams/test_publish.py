@@ -8,6 +8,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -247,6 +248,39 @@ def test_a_producer_with_a_fatal_error_is_replaced(make, name, read_log, monkeyp
     assert stream.publish("k", 2).offset == 1
     assert publisher._find("all") is not broken
     assert [one.json for one in read_log(name)] == [1, 2]
+
+
+def test_a_producer_that_breaks_at_its_end_is_closed_with_all_others(
+    make, name, monkeypatch
+):
+    stream = make().stream(name, value=int)
+    stream.publish("k", 1, request="r1")
+    publishing = stream._publishing()
+    broken = publishing._publisher._find("all")
+
+    class Broken:
+        def flush(self, timeout: float) -> None:
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+
+        def __getattr__(self, asked: str) -> Any:
+            return getattr(producer, asked)
+
+        def __len__(self) -> int:
+            return len(producer)
+
+    producer = broken._producer
+    monkeypatch.setattr(broken, "_producer", Broken())
+    ended: list[str] = []
+    close = publishing._permits.close
+
+    def close_last() -> None:
+        ended.append("permits")
+        close()
+
+    monkeypatch.setattr(publishing._permits, "close", close_last)
+    publishing.close()
+    assert ended == ["permits"]
+    assert not broken._loop._thread.is_alive()
 
 
 @pytest.mark.guarantee("T3")

@@ -44,6 +44,9 @@ class Client:
             raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC))
         self._open.append((topic, value, key))
 
+    def purge(self, **how: bool) -> None:
+        self._open = []
+
     def list_topics(self, topic: str, timeout: float) -> Any:
         self.asked += 1
         return type("Metadata", (), {"topics": {topic: type("T", (), {"error": None})}})
@@ -146,3 +149,24 @@ def test_a_topic_keeps_back_its_records_and_one_without_a_key_itself_alone():
     records += [record(4, topic=MISSING, key="l"), record(5, key="k")]
     refusals = [Refusal(records[0], "large"), Refusal(records[2], "missing", True)]
     assert others(records, refusals) == [records[1], records[4]]
+
+
+def test_a_client_that_cannot_abort_is_replaced_and_the_rest_is_sent(
+    producers, client, monkeypatch
+):
+    """librdkafka breaks where Kafka has refused all else of the transaction."""
+    other, confirmed = Client(), []
+    error = KafkaError(KafkaError.INVALID_TXN_STATE, "no transaction", fatal=True)
+
+    def refuse(timeout: float) -> None:
+        raise KafkaException(error)
+
+    monkeypatch.setattr(client, "abort_transaction", refuse)
+    monkeypatch.setattr(producers, "_make", lambda shard: other)
+    records = [record(1, key="a"), record(2, key="a", topic=MISSING)]
+    sent, (refusal,) = producers.send(0, records, lambda: confirmed.append(0))
+    assert (sent, refusal.record) == (records[:1], records[1])
+    assert other.committed == [("states", b"v", "a")]
+    assert client.committed == []
+    # The new client has fenced off the shard's owner, and that may be another process.
+    assert confirmed == [0]
