@@ -50,7 +50,7 @@ class Maintained:
     deleted: int = 0
     """Deleted rows whose time was over and which lay in no day's partition."""
     left: int = 0
-    """Days whose locks could not be taken; the next call tries again."""
+    """Steps whose locks could not be taken; the next call tries again."""
     skipped: bool = False
     """Whether another process was maintaining, so that nothing was done here."""
 
@@ -79,6 +79,9 @@ def maintain(database: Database, keep: Iterable[int] = (1,)) -> Maintained:
             _maintain(connection, database, kept, done)
         except _Busy:
             done.skipped = True
+        except LockNotAvailable:
+            # Such as while a migration changes a table; the steps behind are left, too.
+            done.left += 1
     return done
 
 

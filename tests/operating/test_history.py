@@ -170,6 +170,20 @@ def test_completions_go_on_while_a_reader_of_the_history_blocks_the_drop(
     assert maintain(database, ()).dropped == 1
 
 
+@pytest.mark.parametrize(("table", "made"), [("jobs", 0), ("claims", 2)])
+def test_what_a_locked_table_holds_up_is_left_for_the_next_call(
+    database, connect, table, made
+):
+    """A migration locks the tables that it changes."""
+    holder = connect()
+    holder.execute(f"lock table jobs_lib.{table}")
+    done = maintain(database)
+    assert (done.made, done.left) == (made, 1)
+    holder.rollback()
+    done = maintain(database)
+    assert (done.made, done.left) == (2 - made, 0)
+
+
 def test_requests_to_cancel_go_once_their_jobs_have_ended(database, connect):
     admin = connect(autocommit=True)
     admin.execute(
