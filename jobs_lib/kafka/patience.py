@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from jobs_lib.errors import TopicError, UnavailableError
 from jobs_lib.kafka.client import list_partitions
+from jobs_lib.kafka.refusal import DESTROY_BROKER, missing_topics, no_answer
 from jobs_lib.kafka.refusal import explain as explain_error
-from jobs_lib.kafka.refusal import missing_topics, no_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _PAUSE = 0.1
 """Seconds until Kafka is asked again."""
-_LOST = {KafkaError._TRANSPORT, KafkaError._DESTROY_BROKER}
+_LOST = {KafkaError._TRANSPORT, DESTROY_BROKER}
 """What a question gets whose connection ends: the client makes another connection."""
 
 

@@ -31,14 +31,16 @@ _KINDS = {
     KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional id",
 }
+DESTROY_BROKER: int = getattr(KafkaError, "_DESTROY_BROKER", -137)
+"""Once all connections are lost, the client begins anew with those that were set. Old
+clients, which do not, have no name for it."""
 SILENT = {
     KafkaError._TIMED_OUT,
     KafkaError._MSG_TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
-    # Once all connections are lost, the client begins anew with those that were set.
-    KafkaError._DESTROY_BROKER,
+    DESTROY_BROKER,
 }
 """librdkafka's errors when no broker answers."""
 SOON = {

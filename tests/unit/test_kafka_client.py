@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from jobs_lib.errors import AccessError, ConfigurationError, UnavailableError
 from jobs_lib.kafka import partitions, places, topic_settings
 from jobs_lib.kafka.client import check_settings, read_topic_ids
+from jobs_lib.kafka.refusal import DESTROY_BROKER
 from jobs_lib.settings import load_settings
 
 NOWHERE = "127.0.0.1:1"
@@ -65,7 +66,10 @@ def test_brokers_that_do_not_answer_refuse_nothing(monkeypatch, ask):
 def fail(code: str) -> Any:
     """An admin client whose questions about topics all get this error."""
     failed: Future[Any] = Future()
-    failed.set_exception(KafkaException(KafkaError(getattr(KafkaError, code))))
+    # Old clients have no name for this one.
+    is_lost = code == "_DESTROY_BROKER"
+    number = DESTROY_BROKER if is_lost else getattr(KafkaError, code)
+    failed.set_exception(KafkaException(KafkaError(number)))
 
     def answer(asked: Any, **options: Any) -> dict[Any, Future[Any]]:
         return dict.fromkeys(asked, failed)
