@@ -104,6 +104,37 @@ def test_a_job_that_is_cut_off_together_with_its_process_pays_no_attempt(
     assert attempts(url) == {("completed", 1)}
 
 
+@pytest.mark.guarantee("J20", "I7")
+@pytest.mark.expects("loop.failed")
+def test_a_job_pays_no_attempt_if_its_session_ends_before_those_of_its_process(
+    url, app, admin, connect, wait_for
+):
+    # PostgreSQL ends sessions one after the other. So the process may still write that
+    # the job has lost its connection, before it loses its own.
+    seen: list[int] = []
+    end = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where datname = current_database() and application_name like %s"
+    )
+
+    @app.job(retry=RETRY)
+    def work(job) -> None:
+        with job.transaction() as connection:
+            seen.append(job.attempt)
+            if len(seen) == 1:
+                admin.execute(end, ["jobs_lib %"])
+            elif len(seen) == 2:
+                admin.execute(end, ["jobs_lib handlers %"])
+            connection.execute(ADD, (1, job.id))
+
+    with connect() as connection:
+        work.enqueue(connection)
+    with executing(app, HOME):
+        wait_for(lambda: count(url) == 0, timeout=40, what="it has run")
+    assert seen == [1, 1, 1]
+    assert attempts(url) == {("completed", 1)}
+
+
 @pytest.mark.guarantee("J20")
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_loss_that_the_driver_has_not_seen_yet_is_a_loss(

@@ -31,8 +31,10 @@ def make_job() -> ClaimedJob:
     return make_claimed(lane, 7)
 
 
-def lose(losses: Losses, job: ClaimedJob, *, connected_at: float) -> Result:
-    outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=10.0)
+def lose(
+    losses: Losses, job: ClaimedJob, *, connected_at: float, since: float = 10.0
+) -> Result:
+    outcome = Outcome(job, Result.SNOOZED, "lost", 1.0, lost_since=since)
     judged = losses.judge([outcome], connected_at)
     losses.note([], judged)
     return judged[0].result
@@ -42,6 +44,14 @@ def test_the_second_loss_in_a_row_counts_when_the_other_connection_is_older():
     losses, job = Losses(TYPES), make_job()
     assert lose(losses, job, connected_at=5) is Result.SNOOZED
     assert lose(losses, job, connected_at=5) is Result.DISCARDED
+
+
+def test_a_loss_counts_only_if_the_other_connection_outlived_the_loss_before():
+    losses, job = Losses(TYPES), make_job()
+    assert lose(losses, job, connected_at=5, since=10) is Result.SNOOZED
+    # The other connection was lost with the first one, and is a new one since then.
+    assert lose(losses, job, connected_at=15, since=20) is Result.SNOOZED
+    assert lose(losses, job, connected_at=15, since=30) is Result.DISCARDED
 
 
 def test_losses_of_both_connections_count_from_the_fifth_on():
