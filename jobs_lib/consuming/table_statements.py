@@ -88,20 +88,42 @@ class TableStatements:
             return
         place, name = self.place, self._table.as_string(connection)
         with connection.transaction():
-            rows = connection.execute(
-                self._queries()["read_column_types"], {"table": name}
-            ).fetchall()
-        types = dict(rows)
-        if not types:
-            raise ConfigurationError(f"there is no table {self.place}: create it")
+            types = self._read_types(connection, place, name, wanted)
         self._types, self._statements = types, {}
         # It may have been moved meanwhile.
         self._is_known = place == self.place
+
+    def read_plain_key_type(self, connection: psycopg.Connection[Any]) -> str:
+        """Read the type of the key's column of the table that readers know now.
+
+        It leaves alone what the threads that write blocks know.
+
+        Raises:
+            ConfigurationError: there is no such table, or it lacks the column.
+        """
+        types = self._read_types(connection, self.name, self.identifier, {self.key})
+        return types[self.key]
+
+    def _read_types(
+        self,
+        connection: psycopg.Connection[Any],
+        place: str,
+        name: str,
+        wanted: AbstractSet[str],
+    ) -> dict[str, str]:
+        types: dict[str, str] = dict(
+            connection.execute(
+                self._queries()["read_column_types"], {"table": name}
+            ).fetchall()
+        )
+        if not types:
+            raise ConfigurationError(f"there is no table {place}: create it")
         if missing := sorted(wanted - types.keys()):
             raise ConfigurationError(
-                f"the table {self.place} lacks {', '.join(missing)}: add the column, "
-                "or leave it out of the function's result"
+                f"the table {place} lacks {', '.join(missing)}: add the column, or "
+                "leave it out of the function's result"
             )
+        return types
 
     def learn_key_type(self, connection: psycopg.Connection[Any]) -> str:
         """Return the type of the column of the key, as PostgreSQL has written it.

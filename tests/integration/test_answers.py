@@ -424,6 +424,21 @@ def test_the_upkeep_removes_entries_that_serve_nobody(
     assert aircraft.newer(app) == [EntityState("waits", 2, LAX)]
 
 
+def test_the_upkeep_reads_the_table_that_readers_see_just_after_a_switch(
+    pod, reach, admin, database, wait_for
+):
+    app, aircraft = pod
+    aircraft.put(app, key="reached", version=2, entity=LAX)
+    reach("reached", 2)
+    (declared,) = app.consumers
+    # No consumer has asked for the new name yet, and no table has the old one.
+    declared.place(declared.version.number + 1)
+    maintenance = Maintenance(database, {1}, models=[declared.model])
+    maintenance.start()
+    wait_for(lambda: list_keys(admin) == [], what="the entry is removed")
+    maintenance.stop()
+
+
 @pytest.mark.guarantee("W74")
 def test_a_put_removes_entries_that_serve_nobody(declare, reach, admin, versions):
     app, aircraft = declare(versions)
