@@ -86,9 +86,10 @@ class Wakeup:
         self._hang_up()
 
     def _hang_up(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        # The thread that has just connected may do this at the same time.
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
             self.turns += 1
 
     def _listen(self) -> None:
