@@ -82,27 +82,31 @@ class Wait:
 
 
 def check_ends(
-    committed: KnownOffsets, high: KnownOffsets, before: Mapping[int, int]
+    committed: KnownOffsets, high: KnownOffsets, before: KnownOffsets | None = None
 ) -> KnownOffsets:
     """Compare the offsets of a group with the ends of its topic, which only grow.
 
     An offset above an end that was read later says nothing: the topic was made anew. If
-    the end was read sooner, the one before counts until the end is read again.
+    the end was read sooner, what was found before counts until the end is read again.
 
     Args:
         committed: the offsets of the group.
         high: the high watermarks.
         before: what was found of earlier offsets of the same topic.
     """
+    offsets_before = before.offsets if before is not None else {}
+    above_before = before.above if before is not None else {}
     found: dict[int, int] = {}
     above: dict[int, int] = {}
     for partition, offset in committed.offsets.items():
         end = high.offsets.get(partition)
         if end is not None and offset <= end:
             found[partition] = offset
-        elif end is not None and committed.read_at < high.read_at:
+        elif (end is not None and committed.read_at < high.read_at) or (
+            above_before.get(partition) == offset
+        ):
             above[partition] = offset
-        elif (known := before.get(partition)) is not None:
+        elif (known := offsets_before.get(partition)) is not None:
             found[partition] = min(known, offset)
     return replace(committed, offsets=found, above=above)
 

@@ -219,9 +219,7 @@ class Positions:
         Raises:
             ConfigurationError: no group or topic can have this name.
         """
-        if not group:
-            raise ConfigurationError("name the group whose offsets you ask for, not ''")
-        return self._ask(_Question("committed", topic, group), within)
+        return self._ask(_ask_group(group, topic), within)
 
     def ask_handled(
         self, group: str, topic: str, *, within: float = WITHIN
@@ -239,12 +237,13 @@ class Positions:
         Raises:
             ConfigurationError: no group or topic can have this name.
         """
-        committed = self.ask_committed(group, topic, within=within)
+        question = _ask_group(group, topic)
         # The end of a topic only grows, as long as it is the same topic.
-        high = self.ask_high(topic, within=math.inf)
+        ends = _Question("high", topic)
+        committed, high = self._ask_together({question: within, ends: math.inf})
         if committed is None or high is None:
             return None
-        handled = self._check(_Question("committed", topic, group), committed, high)
+        handled = self._check(question, committed, high)
         if committed.offsets and not (handled.offsets or handled.above):
             # The ends of none of its partitions are known.
             return None
@@ -256,27 +255,35 @@ class Positions:
         """Compare a group's offsets with the ends once, however many ask."""
         with self._lock:
             known = self._checked.get(question)
-            before: Mapping[int, int] = {}
-            if known is not None:
-                # Equal ones may be long.
-                if known.committed is committed and known.high is high:
-                    return known.handled
-                before = known.handled.offsets
-            handled = check_ends(committed, high, before)
+            # Equal ones may be long.
+            if known and known.committed is committed and known.high is high:
+                return known.handled
+            handled = check_ends(committed, high, known.handled if known else None)
             self._checked[question] = _Checked(committed, high, handled)
             return handled
 
     def _ask(self, question: _Question, within: float) -> KnownOffsets | None:
-        if not _TOPIC.fullmatch(question.topic):
-            raise ConfigurationError(
-                f"no topic can be called {question.topic!r}: in Kafka its name has up "
-                "to 249 letters, digits, dots, hyphens and underscores"
-            )
+        (answer,) = self._ask_together({question: within})
+        return answer
+
+    def _ask_together(
+        self, within: Mapping[_Question, float]
+    ) -> list[KnownOffsets | None]:
+        """Ask in one round: what misses it is answered an interval later."""
+        for one in within:
+            if not _TOPIC.fullmatch(one.topic):
+                raise ConfigurationError(
+                    f"no topic can be called {one.topic!r}: in Kafka its name has up "
+                    "to 249 letters, digits, dots, hyphens and underscores"
+                )
         with self._lock:
-            self._asked.add(question)
-            answer = self._answers.get(question)
+            self._asked |= within.keys()
+            known = [(self._answers.get(one), age) for one, age in within.items()]
         self._wanted.set()
-        return answer if answer is not None and answer.age <= within else None
+        return [
+            answer if answer is not None and answer.age <= age else None
+            for answer, age in known
+        ]
 
     # The first thread
 
@@ -422,6 +429,12 @@ class Positions:
         with self._telling:
             for answered in self._answered:
                 answered()
+
+
+def _ask_group(group: str, topic: str) -> _Question:
+    if not group:
+        raise ConfigurationError("name the group whose offsets you ask for, not ''")
+    return _Question("committed", topic, group)
 
 
 class _Checked(NamedTuple):

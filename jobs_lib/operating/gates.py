@@ -148,7 +148,7 @@ def _ask(settings: Settings, one: Dependency) -> KnownOffsets:
     committed = KnownOffsets(len(offsets), offsets, time.monotonic())
     ends = find_places(settings, one.topic, "end")
     high = KnownOffsets(len(ends), ends, time.monotonic())
-    return check_ends(committed, high, {})
+    return check_ends(committed, high)
 
 
 def _read_stored(

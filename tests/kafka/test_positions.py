@@ -125,6 +125,28 @@ def test_starts_ends_and_offsets_of_groups_are_known(
         assert 0 <= one.age <= time.monotonic() - before
 
 
+def test_an_offset_above_the_end_is_told_without_a_break(
+    make, topic, fill, bootstrap_servers, wait_for
+):
+    name, group = topic(1), f"g-{uuid4().hex[:8]}"
+    fill(name, 3)
+    commit(bootstrap_servers, group, name, {0: 1_000})
+    told: list[dict[int, int] | None] = []
+    asked = make()
+
+    def note() -> None:
+        handled = asked.ask_handled(group, name, within=OLD)
+        if handled or told:
+            told.append(handled and dict(handled.above))
+
+    asked.listen(note)
+    asked.start()
+    note()  # The first question.
+    # One answer has the group's offsets, and the next one has the ends.
+    wait_for(lambda: len(told) >= 20, timeout=60, what="it is told again and again")
+    assert all(one == {0: 1_000} for one in told), told
+
+
 @pytest.mark.guarantee("K4")
 def test_it_joins_no_group(positions, topic, bootstrap_servers, kafka_admin, get):
     name, group = topic(1), f"g-{uuid4().hex[:8]}"
@@ -266,6 +288,18 @@ def test_many_questions_cost_one_request_of_a_kind_and_never_come_too_often(
     gate.set()
     wait_for(lambda: len(requests) >= 10, timeout=60, what="the second round")
     assert sorted(requests[5:10]) == everything
+
+
+def test_offsets_and_ends_to_compare_are_asked_for_in_one_round(make, monkeypatch):
+    positions = make()
+    woken: list[set[str]] = []
+
+    def wake() -> None:
+        woken.append({one.kind for one in positions._asked})
+
+    monkeypatch.setattr(positions._wanted, "set", wake)
+    assert positions.ask_handled("g", "t") is None
+    assert woken == [{"committed", "high"}]
 
 
 def test_nobody_asks_and_nothing_is_sent(make, monkeypatch, topic, get, wait_for):

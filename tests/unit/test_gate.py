@@ -102,7 +102,7 @@ def at(read_at: float, **offsets: int) -> KnownOffsets:
 @pytest.mark.guarantee("K3")
 def test_an_offset_above_the_end_of_its_partition_closes_and_is_named():
     # Of the last one no end is known.
-    found = check_ends(at(1, a=1_000, b=4, c=5), at(2, a=3, b=4), {2: 4})
+    found = check_ends(at(1, a=1_000, b=4, c=5), at(2, a=3, b=4), at(0, c=4))
     assert (found.offsets, found.above) == ({1: 4, 2: 4}, {0: 1_000})
     gate = Gate("t", (B,))
     assert gate.count_open([make_message(0)], {B: found}) == 0
@@ -111,18 +111,21 @@ def test_an_offset_above_the_end_of_its_partition_closes_and_is_named():
     assert (wait.state, wait.behind) == ("above", 1)
     assert "offset 1000 of t/0, which is above its end" in wait.explain()
     assert gate.find_wait({"t": Place(1, 3)}, {B: found}) is None
-    # It goes on being closed before the end is read again.
-    again = check_ends(at(3, a=1_000), at(2, a=3), found.offsets)
-    assert (again.offsets, again.above) == ({}, {})
+    # It goes on being named before the end is read again.
+    again = check_ends(at(3, a=1_000), at(2, a=3), found)
+    assert (again.offsets, again.above) == ({}, {0: 1_000})
+    # Of another offset that is above it nothing is known yet.
+    moved = check_ends(at(3, a=5), at(2, a=3), found)
+    assert (moved.offsets, moved.above) == ({}, {})
 
 
 def test_an_offset_that_is_younger_than_the_end_waits_until_that_is_read():
-    first = check_ends(at(1, a=5), at(2, a=5), {})
-    then = check_ends(at(3, a=7), at(2, a=5), first.offsets)
+    first = check_ends(at(1, a=5), at(2, a=5))
+    then = check_ends(at(3, a=7), at(2, a=5), first)
     assert (then.offsets, then.above) == ({0: 5}, {})
-    assert check_ends(at(3, a=7), at(4, a=8), then.offsets).offsets == {0: 7}
+    assert check_ends(at(3, a=7), at(4, a=8), then).offsets == {0: 7}
     # One that was set back counts at once.
-    assert check_ends(at(3, a=2), at(2, a=5), first.offsets).offsets == {0: 2}
+    assert check_ends(at(3, a=2), at(2, a=5), first).offsets == {0: 2}
 
 
 def test_a_partition_that_the_other_topic_does_not_have_is_closed():
