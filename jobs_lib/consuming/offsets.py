@@ -389,8 +389,8 @@ class Offsets:
 
 
 ENDED_EARLY = "the partition ended before offset "
-"""How the reason begins why a partition stands still that ended before its offset: by
-it the next process knows that, too."""
+"""The reason begins with this text if the partition ended before its offset. The next
+process recognises the case by it."""
 
 
 def explain_gap(stored: int, start: int, end: int) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Placing:
-    """Gives the jobs that are enqueued while a partition is handled their places."""
+    """Gives places to the jobs that are enqueued while a partition is handled."""
 
     source: int
     """The partition's number in the table ``sources``."""

@@ -2,7 +2,7 @@
 
 Use it in a migration of the application::
 
-    from jobs_lib.outbox.capture import capture_changes
+    from jobs_lib import capture_changes
 
     def upgrade() -> None:
         capture_changes(op, "aircraft", topic="aircraft-state", key="tail")
