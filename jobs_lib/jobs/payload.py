@@ -17,6 +17,7 @@ from jobs_lib.jobs.json_values import list_of, only_plain
 from jobs_lib.reasons import explain_refusal, spell_class
 from jobs_lib.schemas.finite import check_finite, make_serializer
 from jobs_lib.schemas.json_limits import MOST_LEVELS, check_limits
+from jobs_lib.schemas.secrets import WAY_OUT, find_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +107,10 @@ class Payload:
                 f"the handler of {type_name!r} has a parameter that has no JSON form: "
                 f"{error.message.splitlines()[0]}"
             ) from None
+        if secret := find_secret(self._adapter.core_schema):
+            raise ConfigurationError(
+                f"the parameter {secret} of the handler of {type_name!r} {WAY_OUT}"
+            )
         self.defaults = {
             parameter.name: parameter.default
             for parameter in parameters

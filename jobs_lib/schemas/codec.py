@@ -15,6 +15,7 @@ from jobs_lib.reasons import explain_refusal
 from jobs_lib.schemas.finite import check_finite, may_lose, reads_once
 from jobs_lib.schemas.flat import make_chooser
 from jobs_lib.schemas.json_limits import check_limits
+from jobs_lib.schemas.secrets import WAY_OUT, find_secret
 
 if TYPE_CHECKING:
     from jobs_lib.schemas.registry import Registry
@@ -205,6 +206,10 @@ def make_encoder(
             raise ConfigurationError(
                 f"the values of the topic {topic!r} hold an iterable or a generator, "
                 "which can be read once only: declare a list or a Sequence"
+            )
+        if secret := find_secret(adapter.core_schema):
+            raise ConfigurationError(
+                f"{secret} in the values of the topic {topic!r} {WAY_OUT}"
             )
         return (BytesCodec if value is bytes else JsonCodec)(adapter)
     _require_avro(topic)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import SecretStr
 
 from jobs_lib import App, Job
 from jobs_lib.app import load_app
@@ -61,6 +62,12 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "a name without a type": (
         lambda app: app.topic("t", value="Nope"), "'t' have no JSON form: .*Nope",
+    ),
+    "a secret": (
+        lambda app: app.topic("t", value=list[SecretStr]), "values .* 't' .*asterisks",
+    ),
+    "a stream's secret": (
+        lambda app: app.stream("t", value=SecretStr), "values .* 't' .*asterisks",
     ),
     "internal": (lambda app: app.stream("t", internal=None), "internal=None"),
     "internal numbers": (lambda app: app.stream("t", internal=[1]), r"internal=\[1\]"),

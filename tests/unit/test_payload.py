@@ -8,10 +8,11 @@ import math
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
+from pydantic import BaseModel, PlainSerializer, Secret, SecretBytes, SecretStr
 
 from jobs_lib.errors import ConfigurationError, PayloadError, StoredPayloadError
 from jobs_lib.jobs.payload import Payload
@@ -274,6 +275,42 @@ def test_a_handler_without_names_for_its_fields_is_refused():
 def test_a_parameter_of_a_type_without_json_form_is_refused():
     with pytest.raises(ConfigurationError, match=r"shop\.ship.*no JSON form"):
         payload(take(Unknown))
+
+
+class Login(BaseModel):
+    user: str
+    token: SecretStr
+
+
+class Account(BaseModel):
+    logins: list[Login]
+
+
+def show(secret: SecretStr) -> str:
+    return secret.get_secret_value()
+
+
+@pytest.mark.parametrize(
+    ("type_", "place"),
+    [
+        (SecretStr, "value"),
+        (SecretBytes | None, "value"),
+        (Secret[int], "value"),
+        (dict[str, list[SecretStr]], "value"),
+        (Account, r"value\.logins\.token"),
+    ],
+)
+def test_a_secret_of_pydantic_is_refused_since_it_would_be_written_as_asterisks(
+    type_, place
+):
+    with pytest.raises(ConfigurationError, match=f"parameter {place} of .*asterisks"):
+        payload(take(type_))
+
+
+def test_a_secret_with_a_serializer_comes_back():
+    shown = Annotated[SecretStr, PlainSerializer(show)]
+    got = round_trip(take(shown), value=SecretStr("plum-tree"))["value"]
+    assert got.get_secret_value() == "plum-tree"
 
 
 def test_an_annotation_that_cannot_be_resolved_is_refused():
