@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import Message
 
+from jobs_lib.kafka.headers import hide_headers
 from jobs_lib.kafka.reader import PartsReader, Span
 
 if TYPE_CHECKING:
@@ -184,13 +185,21 @@ def _decode_key(key: bytes | str | None) -> str | None:
 
 def _find_versions(messages: list[Message]) -> list[object]:
     given: Any = map(Message.headers, messages)
-    return [
-        # The relay writes it last.
-        headers[-1][1]
-        if headers and headers[-1][0] == VERSION
-        else _find_version(headers)
-        for headers in given
-    ]
+    found: list[object] = []
+    while len(found) < len(messages):
+        try:
+            for headers in given:
+                # The relay writes it last.
+                if headers and headers[-1][0] == VERSION:
+                    found.append(headers[-1][1])
+                else:
+                    found.append(_find_version(headers))
+        except SystemError:
+            # The name of one is not UTF-8, so consumers read no version either. The
+            # others follow: a second look at these would crash the process.
+            hide_headers(messages[len(found)])
+            found.append(None)
+    return found
 
 
 def _find_version(headers: Any) -> object:

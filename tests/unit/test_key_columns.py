@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Message
 
+import jobs_lib.kafka.keys as module
 from jobs_lib.kafka.keys import make_columns, pausing_collector
 
 try:
@@ -79,6 +82,27 @@ def test_a_record_without_a_version_has_none():
     assert version_of() is None
     assert version_of(("ce_id", b"7"), beside=[PLAIN]) is None
     assert columns_of((b"k", b"", None), (b"k", b"", PLAIN)).versions == [None, 41]
+
+
+@pytest.mark.parametrize("odd", [{0}, {1}, {2}, {0, 1, 2}])
+def test_headers_that_the_client_cannot_give_leave_those_beside_them_as_they_are(
+    monkeypatch, odd
+):
+    looks: Counter[int] = Counter()
+
+    def give(message: Message) -> object:
+        """Look as the client does at a header whose name is no UTF-8."""
+        looks[message.offset()] += 1
+        if message.offset() in odd:
+            raise SystemError("headers returned a result with an exception set")
+        return Message.headers(message)
+
+    parts = {name: getattr(Message, name) for name in ("key", "value", "offset")}
+    monkeypatch.setattr(module, "Message", SimpleNamespace(**parts, headers=give))
+    found = columns_of(*[(b"k", b"", PLAIN)] * 3)
+    assert found.versions == [None if n in odd else 41 for n in range(3)]
+    # The second look would crash the process.
+    assert looks == {0: 1, 1: 1, 2: 1}
 
 
 @pytest.mark.parametrize("before", [True, False])
