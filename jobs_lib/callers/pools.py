@@ -9,10 +9,11 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 from weakref import WeakSet
 
 import psycopg
+from psycopg import IsolationLevel
 from psycopg.rows import Row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
@@ -74,6 +75,7 @@ class Pools:
         except PoolTimeout:
             raise self.unavailable() from None
         try:
+            _take_back(connection)
             # The connection stays in that mode until a transaction uses it.
             if not connection.autocommit:
                 connection.autocommit = True
@@ -243,6 +245,7 @@ class PooledTransaction:
             connection = self._given.__enter__()
         except PoolTimeout:
             raise self._pools.unavailable() from None
+        _take_back(connection)
         if connection.autocommit:
             connection.autocommit = False
         return connection
@@ -260,9 +263,11 @@ class PooledTransaction:
     async def __aenter__(self) -> AsyncConnection:
         self._given_async = (await self._pools.async_pool()).connection()
         try:
-            return await self._given_async.__aenter__()
+            connection = await self._given_async.__aenter__()
         except PoolTimeout:
             raise self._pools.unavailable() from None
+        await _take_back_async(connection)
+        return connection
 
     async def __aexit__(
         self,
@@ -279,6 +284,30 @@ def _note_pooler(error: BaseException | None) -> None:
     """Add the way out to an error that the caller's statement got from a pooler."""
     if isinstance(error, psycopg.Error) and hints_at_pooler(error.sqlstate, str(error)):
         error.add_note(POOLER)
+
+
+def _take_back(connection: psycopg.Connection[Any]) -> None:
+    """Set back what an earlier caller has set for its own use, which the pool keeps."""
+    cast("Session", connection).take_back()
+    # A step of the interpreter where it is as it was: everybody comes by here.
+    if connection.isolation_level is not IsolationLevel.READ_COMMITTED:
+        connection.isolation_level = IsolationLevel.READ_COMMITTED
+    if connection.read_only is not None:
+        connection.read_only = None
+    if connection.deferrable is not None:
+        connection.deferrable = None
+
+
+async def _take_back_async(connection: psycopg.AsyncConnection[Any]) -> None:
+    cast("AsyncSession", connection).take_back()
+    if connection.isolation_level is not IsolationLevel.READ_COMMITTED:
+        await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+    if connection.read_only is not None:
+        await connection.set_read_only(None)
+    if connection.deferrable is not None:
+        await connection.set_deferrable(None)
+    if connection.autocommit:
+        await connection.set_autocommit(False)
 
 
 def _check(connection: psycopg.Connection[Any]) -> None:

@@ -12,6 +12,7 @@ from jobs_lib.outbox.losses import Losses
 from jobs_lib.outbox.staged import fill_in_staged
 from jobs_lib.outbox.topic import Gone, read_version
 from jobs_lib.postgres.database import plain_errors
+from jobs_lib.postgres.session import take_back
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,7 +113,10 @@ class States:
         try:
             # A savepoint: if a statement of the loader fails, the snapshot stays.
             with connection.transaction(), plain_errors():
-                states = entity.load_states(connection, keys)
+                try:
+                    states = entity.load_states(connection, keys)
+                finally:
+                    take_back(connection)
             for record in records:
                 self._fill_in(record, states.get(cast("str", record.key)))
             return []

@@ -80,6 +80,15 @@ class Session(psycopg.Connection[Row]):
         return super().wait(_limit(self, gen), *args, **options)
 
 
+def take_back(connection: psycopg.Connection[Any]) -> None:
+    """Set back what the application's code has set for its own rows.
+
+    A connection that is not the library's own, such as one of a test, is left alone.
+    """
+    if isinstance(connection, Session):
+        connection.take_back()
+
+
 class AsyncSession(psycopg.AsyncConnection[Row]):
     """The same for an event loop."""
 

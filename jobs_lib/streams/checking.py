@@ -77,6 +77,8 @@ class Checker:
     def _check(
         self, stream: Stream[Any], event: Event, value: Any, own: Check | None
     ) -> bool:
+        from jobs_lib.postgres.session import take_back  # loads the driver
+
         current = stream.rules.current
         # Before the table is read: if the table has all up to this end, it has the
         # state that the newest event says.
@@ -87,6 +89,7 @@ class Checker:
                     check(event.key, value, connection)
             if current is None or end is None:
                 return False
+            take_back(connection)
             read = self._read_offsets(connection, event, end.partition)
             if read is None:
                 return False

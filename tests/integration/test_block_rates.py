@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from psycopg import IsolationLevel
+from psycopg.rows import dict_row
 
 from jobs_lib.outbox import rates
 from jobs_lib.outbox.reader import Reader
@@ -110,6 +111,26 @@ def test_a_row_that_stays_keeps_the_version_of_an_earlier_one_of_its_key(
     with reader.rates.leaving(connection, block):
         assert not block.records
     assert not block.dropped
+
+
+def test_a_loader_that_wants_rows_by_name_leaves_the_relays_rows_as_they_are(
+    database, admin, connection
+):
+    own_shards(admin, OWNER, [0])
+    app = make_app(database.url)
+    states = app.topic("items", compacted=True)
+
+    @app.entity(states, source="items", key="k")
+    def load(conn, keys):
+        conn.row_factory = dict_row
+        return dict.fromkeys(keys, 1)
+
+    reader = Reader(
+        database, OWNER, 500, entities=app.entities, topics=app.topics, source="test"
+    )
+    write_reexport(admin, "items", "items", ROWS, rate=600_000)
+    assert len(reader.read(connection, 0, 1).records) == ROWS
+    assert connection.execute("select 1").fetchone() == (1,)
 
 
 @pytest.mark.guarantee("W28")

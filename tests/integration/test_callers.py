@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 from psycopg_pool import ConnectionPool
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import (
@@ -525,6 +526,53 @@ def test_an_apps_enqueues_and_transactions_share_its_connections(app_with_one, c
     assert found == [({"order": order},) for order in range(4)]
     connections = "select count(*) from pg_stat_activity where application_name ~ %s"
     assert admin.execute(connections, ("transaction",)).fetchone() == (1,)
+
+
+@pytest.mark.parametrize("way", ["transaction", "alone", "async"])
+def test_what_a_caller_sets_on_a_connection_does_not_meet_the_next_one(
+    app_with_one, way
+):
+    app, notify = app_with_one
+    given = app.alone if way == "alone" else app.transaction
+    asked = (
+        "select 1, current_setting('transaction_isolation'),"
+        " current_setting('transaction_read_only')"
+    )
+
+    def use() -> None:
+        with given() as connection:
+            connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+            connection.read_only = connection.deferrable = True
+            connection.row_factory = dict_row
+            connection.cursor_factory = psycopg.ClientCursor
+            assert connection.execute("select 1 as n").fetchone() == {"n": 1}
+
+    async def use_async() -> None:
+        async with app.transaction() as connection:
+            await connection.set_isolation_level(psycopg.IsolationLevel.SERIALIZABLE)
+            await connection.set_read_only(True)
+            await connection.set_deferrable(True)
+            connection.row_factory = dict_row
+        async with app.transaction() as connection:
+            cursor = await connection.execute(asked)
+            assert await cursor.fetchone() == (1, "read committed", "off")
+            await connection.rollback()
+            await connection.set_autocommit(True)
+        async with app.transaction() as connection:
+            assert not connection.autocommit
+        await app.aclose()
+
+    if way == "async":
+        asyncio.run(use_async())
+        return
+    use()
+    for again in (app.transaction, app.alone):
+        with again() as connection:
+            row = connection.execute(asked).fetchone()
+            assert row == (1, "read committed", "off")
+            assert type(connection.cursor()) is psycopg.Cursor
+    use()
+    notify.enqueue(app, order=1)
 
 
 def test_an_app_prepares_what_it_sends_once(app_with_one):

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from psycopg.rows import dict_row
 
 from jobs_lib import (
     ConfigurationError,
@@ -42,6 +43,19 @@ def read_tenant(key, conn):
     row = conn.execute("select email, country from tenants where id = %s", (key,))
     found = row.fetchone()
     return None if found is None else Tenant(*found)
+
+
+def use_names(key, value, conn):
+    """Check nothing, and want rows by the names of their columns."""
+    conn.row_factory = dict_row
+
+
+def read_by_name(key, conn):
+    """The same as the plain function, with rows by the names of their columns."""
+    conn.row_factory = dict_row
+    row = conn.execute("select email, country from tenants where id = %s", (key,))
+    found = row.fetchone()
+    return None if found is None else Tenant(**found)
 
 
 @pytest.fixture
@@ -203,10 +217,15 @@ def test_a_derived_key_follows_from_its_parts_alone():
 
 
 @pytest.mark.guarantee("T8")
+@pytest.mark.parametrize(
+    "options",
+    [{"current": read_tenant}, {"current": read_by_name, "check": use_names}],
+    ids=["rows", "rows by name"],
+)
 def test_a_repeated_put_and_a_repeated_delete_send_nothing(
-    declare, await_table, read_log
+    declare, await_table, read_log, options
 ):
-    app, tenants = declare(current=read_tenant)
+    app, tenants = declare(**options)
     with running(app, "consumers"):
         for value in (ADA, None):
             first = tenants.publish("t1", value)
