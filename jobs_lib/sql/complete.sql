@@ -55,18 +55,35 @@ select id from ended
 -- name: remove
 -- Jobs that end without a run: superseded by a later one of their group, or cancelled.
 with own as materialized ({fence}),
-ended as (
+done as materialized (
+    select * from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
+    where d.origin in (select origin from own)
+),
+removed as (
     delete from {schema}.jobs where ctid = any (array(
-        select row.ctid
-        from unnest(%(origins)s::text[], %(ids)s::bigint[]) as d(origin, id)
+        select row.ctid from done
         cross join lateral (
             select j.ctid from {schema}.jobs j
-            where j.origin = d.origin and j.id = d.id offset 0
+            where j.origin = done.origin and j.id = done.id offset 0
         ) row
-        where d.origin in (select origin from own)
     ))
-    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at,
-        %(outcome)s as outcome, source, record_offset
+    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at, source,
+        record_offset
+),
+-- A scheduled row moves if it is retried or becomes due at this moment. PostgreSQL then
+-- deletes nothing at its old place, and the job would run behind the one that has
+-- superseded it. By its id the row is found where it is now.
+moved as (
+    delete from {schema}.jobs j
+    where j.origin = any (array(select origin from own)) and j.id = any (array(
+        select done.id from done where (done.id in (select removed.id from removed)) is not true
+    ))
+    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at, source,
+        record_offset
+),
+ended as (
+    select *, %(outcome)s::text as outcome
+    from (select * from removed union all select * from moved) gone
 ),
 asked as (
     delete from {schema}.cancellations where id in (select id from ended)

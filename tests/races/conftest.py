@@ -46,9 +46,15 @@ class Scene:
         self._opened.append(connection)
         return connection
 
-    def pod(self, *origins: str, section: Section | None = None) -> Pod:
+    def pod(
+        self,
+        *origins: str,
+        section: Section | None = None,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> Pod:
         """A pod that owns these origins."""
-        pod = Pod(self.database, self.connect(), self.app.jobs, section=section)
+        connection = connection or self.connect()
+        pod = Pod(self.database, connection, self.app.jobs, section=section)
         self._opened.append(pod)
         if origins:
             pod.take_over(*origins)

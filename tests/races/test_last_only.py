@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -93,6 +94,35 @@ def test_a_failed_last_job_without_a_newer_one_runs_again(scene):
     pod.rounds()
     pod.finish(pod.start(), RetryAfter(0))
     assert run(pod) == [failing]
+
+
+def test_a_job_that_is_just_being_retried_is_superseded_all_the_same(scene, wait_for):
+    connection = scene.connect()
+    connection.execute("set lock_timeout = 0")
+    pod = scene.pod(ORIGIN, connection=connection)
+    failing = last(scene)
+    pod.rounds()
+    pod.finish(pod.start(), RetryAfter(3_600))
+    pod.round()
+    newer = last(scene)
+    # An operator retries it: the row moves once that is committed.
+    retrying = scene.begin()
+    retrying.execute(
+        "update jobs_lib.jobs set run_at = clock_timestamp() where id = %s", (failing,)
+    )
+    waiting = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+    place = (connection.info.backend_pid,)
+    with ThreadPoolExecutor(1) as thread:
+        ran = thread.submit(run, pod, 6)
+        wait_for(
+            lambda: scene.admin.execute(waiting, place).rowcount,
+            timeout=30,
+            what="its end waits for the retry",
+        )
+        retrying.commit()
+        assert ran.result(30) == [newer]
+    assert scene.ends(failing) == ["superseded"]
+    assert run(pod, 6) == []
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
