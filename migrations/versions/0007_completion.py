@@ -35,6 +35,14 @@ begin
         raise exception 'origin % is no longer owned at epoch %', origin, epoch
             using errcode = 'JB001';
     end if;
+    -- The executor completes the same jobs in the order of their places. So must this,
+    -- or each would wait for a row that the other has: a retry moves a row behind.
+    if cardinality(before) > 1 then
+        perform from jobs j
+        where j.origin = complete_job.origin and j.id = any (before)
+        order by j.ctid
+        for update;
+    end if;
     with done as (
         select b.id, b.keep
         from unnest(before || complete_job.id, before_keep || complete_job.keep)

@@ -236,6 +236,45 @@ def test_a_take_over_waits_for_a_handler_that_is_committing(scene):
     assert scene.effects() == [job]
 
 
+def test_two_that_complete_the_same_jobs_wait_for_each_other_in_one_order(
+    scene, wait_for
+):
+    first, second, third = (scene.enqueue(group="g") for _ in range(3))
+    other = scene.enqueue()
+    # Like a retry, this moves the first row behind all others.
+    move = "update jobs_lib.jobs set priority = priority where id = %s"
+    scene.admin.execute(move, (first,))
+    pod = scene.pod(ORIGIN)
+    pod.rounds()
+    running = {job.id: job for job in pod.start_all()}
+    for before in (first, second):
+        pod.finish(running[before])
+        running |= {job.id: job for job in pod.start_all()}
+    ended = [running[job] for job in (first, second, other)]
+    settling, handler = scene.connect(), scene.begin()
+    for one in (settling, handler):
+        one.execute("set lock_timeout = 0")
+    completion = pod._connections.completion(handler, running[third])
+    holder = scene.begin()
+    holder.execute("select from jobs_lib.jobs where id = %s for update", (other,))
+
+    def await_wait(connection: psycopg.Connection) -> None:
+        waits = "select from pg_stat_activity where pid = %s and wait_event_type = %s"
+        place = (connection.info.backend_pid, "Lock")
+        wait_for(lambda: scene.admin.execute(waits, place).rowcount, what="it waits")
+
+    with ThreadPoolExecutor(2) as threads:
+        settled = threads.submit(scene.send, settling, *scene.completion(pod, *ended))
+        await_wait(settling)
+        completed = threads.submit(handler.execute, completion)
+        await_wait(handler)
+        holder.rollback()
+        assert len(settled.result(30)) == 3
+        completed.result(30)
+    for job in (first, second, third, other):
+        assert scene.ends(job) == ["completed"]
+
+
 @pytest.mark.guarantee("I12", "FP16")
 def test_a_take_over_waits_for_a_consumer_that_is_committing(scene):
     pod, heir = scene.pod(), scene.pod()

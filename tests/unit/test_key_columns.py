@@ -92,7 +92,7 @@ def test_headers_that_the_client_cannot_give_leave_those_beside_them_as_they_are
 
     def give(message: Message) -> object:
         """Look as the client does at a header whose name is no UTF-8."""
-        looks[message.offset()] += 1
+        looks[message.offset() or 0] += 1
         if message.offset() in odd:
             raise SystemError("headers returned a result with an exception set")
         return Message.headers(message)
