@@ -46,6 +46,7 @@ def test_the_jobs_of_the_page_keep_the_place_of_their_record(
 def test_the_page_names_the_times_that_the_code_has():
     text = " ".join((ROOT / PAGE).read_text(encoding="utf-8").split())
     assert done._PAUSE == 1
-    assert "It is committed once a second" in text
+    assert "Once a second the process commits the offsets that have changed" in text
     assert done._AGAIN == 10
+    assert "and every ten seconds, it commits all of them" in text
     assert "for ten seconds at most" in text
