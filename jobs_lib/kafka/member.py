@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-from jobs_lib.errors import FencedError
+from jobs_lib.errors import FencedError, UnavailableError
 from jobs_lib.kafka.client import make_consumer
 from jobs_lib.kafka.configuration import assigns_one_by_one
 from jobs_lib.kafka.poller import POLL_SECONDS, Poller, list_parts
 from jobs_lib.kafka.poller import Partition as Partition
+from jobs_lib.kafka.refusal import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from jobs_lib.settings import Settings
 
-_FATAL = {
-    KafkaError._FATAL,
-    KafkaError.FENCED_INSTANCE_ID,
-    KafkaError.UNRELEASED_INSTANCE_ID,
-}
+_FENCED = KafkaError(KafkaError.FENCED_INSTANCE_ID)
+_UNRELEASED = KafkaError(KafkaError.UNRELEASED_INSTANCE_ID)
 
 
 class GroupMember(Poller):
@@ -132,12 +130,22 @@ class GroupMember(Poller):
                 consumer.commit(offsets=ours, asynchronous=True)
 
     def _check(self, error: KafkaError) -> None:
-        if error.fatal() or error.code() in _FATAL:
+        pod, group = self._settings.pod, self.group
+        if _is(error, _FENCED):
             raise FencedError(
-                f"the broker has given the place of {self._settings.pod!r} in the "
-                f"group {self.group!r} to another process of that name "
-                f"({error.str()}): give each pod its own JOBS_LIB_POD"
+                f"the broker has given the place of {pod!r} in the group {group!r} to "
+                f"another process of that name ({error.str()}): give each pod its own "
+                "JOBS_LIB_POD"
             )
+        # This client can do no more, and the next one may be let in.
+        if _is(error, _UNRELEASED):
+            raise UnavailableError(
+                f"another process of the name {pod!r} is still a member of the group "
+                f"{group!r}: if it was killed, the broker frees its place when its "
+                "session is over; if it lives, give each pod its own JOBS_LIB_POD"
+            )
+        if _is_fatal(error):
+            raise explain(error, self._settings, group, "READ")
 
     def _on_commit(
         self, error: KafkaError | None, partitions: list[TopicPartition]
@@ -186,3 +194,17 @@ class GroupMember(Poller):
         else:
             consumer.unassign()
             self._forget(self._assigned)
+
+
+def _is(error: KafkaError, wanted: KafkaError) -> bool:
+    """Whether an error is this one, or a fatal one whose cause it is.
+
+    Of the cause of a fatal error the client gives the text alone.
+    """
+    if error.code() == wanted.code():
+        return True
+    return _is_fatal(error) and wanted.str() in error.str()
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    return error.fatal() or error.code() == KafkaError._FATAL

@@ -176,6 +176,43 @@ def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
     assert second.running
 
 
+@pytest.mark.slow
+@pytest.mark.expects("loop.failed", "origins.lost")
+@pytest.mark.guarantee("FK2")
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_pod_that_was_killed_gets_its_name_back(
+    database_url, bootstrap_servers, home, start_process, owned, wait_for, protocol
+):
+    def start():
+        return start_process(
+            "pod",
+            database_url,
+            kafka_bootstrap_servers=bootstrap_servers,
+            home=home,
+            pod="pod-a",
+            probes_port=0,
+            static_membership=True,
+            group_protocol=protocol,
+        )
+
+    first = start()
+    wait_for(
+        lambda: owned("consume") == {"pod-a": 6},
+        timeout=60,
+        what=lambda: f"it has all\n{first.output}",
+    )
+    first.kill()
+    second = start()
+    wait_for(
+        lambda: not second.running or "origins.taken" in second.output,
+        timeout=120,
+        what=lambda: f"the next one has all\n{second.output}",
+    )
+    assert second.running, second.output
+    is_waiting = "is still a member of the group" in second.output
+    assert is_waiting is (protocol == "consumer"), second.output
+
+
 @pytest.mark.expects("jobs.fenced", "loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK19")
 def test_a_pod_that_loses_the_database_alone_leaves_its_partitions_to_others(
