@@ -209,7 +209,7 @@ running as materialized (
         select from {schema}.claims c where c.owner = o.owner and w.id = any (c.ids)
     )
 ),
-removed as (
+deleted as (
     delete from {schema}.jobs where ctid = any (array(
         select row.ctid from wanted w
         cross join lateral (
@@ -220,6 +220,18 @@ removed as (
     ))
     returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at
 ),
+-- A row that has moved at this moment, as in `remove`.
+moved as (
+    delete from {schema}.jobs j
+    where j.origin = any (array(select distinct w.origin from wanted w))
+        and j.id = any (array(
+            select w.id from wanted w
+            where not exists (select from running r where r.id = w.id)
+                and (w.id in (select d.id from deleted d)) is not true
+        ))
+    returning id, origin, type, "group", attempt + crashes as attempt, enqueued_at
+),
+removed as (select * from deleted union all select * from moved),
 noted as (
     insert into {schema}.history
         (keep_until, id, origin, type, "group", outcome, attempt, enqueued_at)
