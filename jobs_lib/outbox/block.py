@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
+BYTES = 8 * 2**20
+"""Bytes of values in one block; a single larger value is a block of its own."""
 LIVE, BATCH = 0, 1
 """The classes of rows: live ones leave before those of re-exports."""
 

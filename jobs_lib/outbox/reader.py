@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs_lib.outbox.block import (
     BATCH,
+    BYTES,
     ENTITY,
     HELD,
     ID,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 _HEADS = 1_000
 """Cached headers, one entry for each topic and re-export."""
-_BYTES = 8 * 2**20
-"""Bytes of values in one block; a single larger value is a block of its own."""
 _OF_TABLE = "reexport"
 """The cause of rows that stand for a key of a table, and for no change of its own."""
 _ALL = Start()
@@ -141,7 +140,7 @@ class Reader:
                     "live_from": start.live,
                     "limit": self._limit,
                     # Smaller values always fit, even in a full block.
-                    "inline": _BYTES // self._limit,
+                    "inline": BYTES // self._limit,
                 },
                 prepare=True,
                 binary=True,
@@ -261,7 +260,7 @@ class Reader:
         large = set()
         for row in rows:
             # The first row is taken however large it is.
-            if total >= _BYTES:
+            if total >= BYTES:
                 break
             fitting.append(row)
             row_id, _, _, _, value, *_, held, size = row
