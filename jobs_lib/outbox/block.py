@@ -367,6 +367,24 @@ class Block:
         self.outgoing = [one for one in self.records if id(one) not in records]
         self.dropped = [row for row in self.dropped if row not in rows]
 
+    def postpone(self, records: Iterable[OutboxRecord]) -> None:
+        """Leave records for the next block, with all later ones of their keys."""
+        unfit = {*map(id, records)}
+        keys: set[tuple[str, str | None]] = set()
+        left = []
+        for record in self.records:
+            which = record.topic, record.key
+            if id(record) in unfit:
+                keys.add(which)
+            if which in keys:
+                left.append(record)
+        numbers = {*map(id, left)}
+        earlier: dict[int, tuple[Row, ...]] = {}
+        for reexport_id, found in self.limited.items():
+            earlier.update((id(one), rows) for one, rows in found)
+            self.limited[reexport_id] = [o for o in found if id(o[0]) not in numbers]
+        self.leave((one, earlier.get(id(one), ())) for one in left)
+
     def keep(self, sent: Records, refusals: Sequence[Refusal]) -> None:
         """Keep these records; all others are refused, or wait behind refused ones."""
         if not refusals:

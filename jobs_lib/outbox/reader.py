@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from jobs_lib.outbox.block import (
@@ -150,11 +151,11 @@ class Reader:
             fitting = self._fit(connection, shard, live)
             heads = {topic: self._head(topic, None) for topic in {*map(TOPIC, fitting)}}
             self._unversioned.report_tombstones(fitting, heads.keys())
+            has_room = len(fitting) == len(live) < self._limit
             if self._are_plain(fitting, heads.keys()):
                 block.outgoing = PlainRows(fitting, heads)
-            else:
-                self._add_live(connection, block, fitting, heads)
-            has_room = len(fitting) == len(live) < self._limit
+            elif not self._add_live(connection, block, fitting, heads):
+                has_room = False
             if not batch or not has_room or self.pace.rests(shard):
                 return block
             if self.rates.is_stuck():
@@ -306,7 +307,8 @@ class Reader:
         rows: Iterable[LiveRow],
         heads: Mapping[str, Headers],
         staged: int | None = None,
-    ) -> None:
+    ) -> bool:
+        """Add live rows to a block; return whether all of their states fit into it."""
         places: dict[tuple[str, str], int] = {}
         records = block.records
         for row in rows:
@@ -328,9 +330,10 @@ class Reader:
                 records[number] = record
         if self._checked:
             self._check(block)
-        self._states.load(
-            connection, block, [one for one in block.records if one.entity]
-        )
+        loaded = [one for one in block.records if one.entity]
+        if not loaded:
+            return True
+        return self._states.load(connection, block, loaded, _find_room(block))
 
     def _check(self, block: Block) -> None:
         """Refuse values that no consumer of their topic could read."""
@@ -397,8 +400,12 @@ class Reader:
             if last:
                 block.limited[reexport_id] = [*last.values()]
             records += [record for record, _ in last.values()]
+        room = _find_room(block)
         block.records.extend(records)
-        self._states.load(connection, block, records)
+        # In turns: all of them get a share of the room.
+        turns = zip_longest(*([r for r, _ in one] for one in block.limited.values()))
+        ordered = [record for turn in turns for record in turn if record is not None]
+        self._states.load(connection, block, ordered, room)
         self._unversioned.drop(block, [one for one in records if one.of_table])
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
@@ -423,3 +430,13 @@ class Reader:
             head = [(name, value.encode()) for name, value in shared.items()]
             self._heads[topic, reexport_id] = head
         return head
+
+
+def _find_room(block: Block) -> int:
+    """How many bytes of states a block may load beside the values that it has.
+
+    It is half a block at least. Otherwise values that come all the time would let only
+    one state leave with each block.
+    """
+    taken = sum(len(one.value) for one in block.records if one.value is not None)
+    return max(BYTES // 2, BYTES - taken)

@@ -1,13 +1,19 @@
-"""Load the states that id-only rows stand for."""
+"""Load the states that id-only rows stand for.
+
+How large states are is known only once they are there. So a block loads them in pieces
+until they fill it. A piece has as many as are expected to fit, by the size of those
+that were loaded before. Where they are small, one piece is all.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from jobs_lib.kafka.checks import check_version
 from jobs_lib.masking import describe
-from jobs_lib.outbox.block import BATCH, Refusal
+from jobs_lib.outbox.block import BATCH, BYTES, Refusal
 from jobs_lib.outbox.losses import Losses
 from jobs_lib.outbox.staged import fill_in_staged
 from jobs_lib.outbox.topic import Gone, read_version
@@ -26,6 +32,34 @@ if TYPE_CHECKING:
 
 _SEARCH_SECONDS = 5.0
 """Time for the search for the keys of a block whose states cannot be loaded."""
+_CAUTIOUS = BYTES / 100
+"""The expected size of a state while no other one of the topic was loaded."""
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The states of one block, while they are loaded."""
+
+    room: int
+    """Bytes that the next states may have. The last one may exceed it."""
+    until: float
+    """When the search for keys that fail ends, by the monotonic clock."""
+    refusals: list[Refusal] = field(default_factory=list)
+    superseded: list[OutboxRecord] = field(default_factory=list)
+    """Records with staged states that must not be sent."""
+    loaded: list[OutboxRecord] = field(default_factory=list)
+    """Records of the last piece that have their state."""
+    left: list[OutboxRecord] = field(default_factory=list)
+    """Records that there was no room for."""
+    called: set[str] = field(default_factory=set)
+    """The entities whose loaders were called."""
+    gave_up: bool = False
+    """Whether keys were refused together, because the search took too long."""
+
+    def take(self, record: OutboxRecord) -> None:
+        """Take the room for a record's value."""
+        if record.value is not None:
+            self.room -= len(record.value)
 
 
 class States:
@@ -54,23 +88,98 @@ class States:
         self._source = source
         self._unversioned = unversioned
         self._losses = Losses()
+        self._sizes: dict[str, float] = {}
+        """By topic: the expected size of a state, in bytes."""
 
     def load(
         self,
         connection: psycopg.Connection[Any],
         block: Block,
         records: list[OutboxRecord],
-    ) -> None:
+        room: int,
+    ) -> bool:
         """Fill in the current states of entities, and those that are staged.
 
         The records of keys whose state cannot be loaded leave the block as refused.
+
+        Args:
+            connection: in the snapshot of the block's rows.
+            block: has the records.
+            records: those whose states to load, the most urgent ones first.
+            room: bytes that the states may have; at least one is loaded.
+
+        Returns:
+            Whether there was room for all. The others leave the block, and their rows
+            stay in the outbox.
         """
-        refusals: list[Refusal] = []
-        until = time.monotonic() + _SEARCH_SECONDS
+        filling = _Filling(room, time.monotonic() + _SEARCH_SECONDS)
+        begin = 0
+        while begin < len(records) and filling.room > 0:
+            end = self._find_end(records, begin, filling)
+            filling.loaded = []
+            self._load_piece(connection, block, records[begin:end], filling)
+            self._note_sizes(filling.loaded)
+            begin = end
+        # Only now: each piece but the last may go well where a later one fails.
+        for name in filling.called:
+            self._losses.clear(block.shard, name)
+        if filling.superseded:
+            block.drop(filling.superseded)
+        filling.left += records[begin:]
+        if filling.left:
+            block.postpone(filling.left)
+        if filling.refusals:
+            # A topic that merges nothing may have the same key in several pieces.
+            refused: dict[tuple[str, str | None], Refusal] = {}
+            for one in filling.refusals:
+                refused.setdefault((one.record.topic, one.record.key), one)
+            kept = [r for r in block.records if (r.topic, r.key) not in refused]
+            block.keep(kept, [*refused.values()])
+        return not filling.left
+
+    def _find_end(
+        self, records: list[OutboxRecord], begin: int, filling: _Filling
+    ) -> int:
+        """Find where a piece ends that begins here: at least one record is in it."""
+        # A loader that fails may take until its timeout, for each piece.
+        if filling.gave_up:
+            return len(records)
+        room: float = filling.room
+        for end in range(begin, len(records)):
+            room -= self._sizes.get(records[end].topic, _CAUTIOUS)
+            if room <= 0:
+                return end + 1
+        return len(records)
+
+    def _note_sizes(self, records: list[OutboxRecord]) -> None:
+        """Note the size of the states that were loaded.
+
+        It falls by half at most: small states, or none at all, tell little of the next
+        ones. The threads of a relay share it, and any of their figures will do.
+        """
+        for topic in {record.topic for record in records}:
+            values = [r.value for r in records if r.topic == topic and r.value]
+            mean = sum(map(len, values)) / len(values) if values else 0
+            known = self._sizes.get(topic, _CAUTIOUS)
+            self._sizes[topic] = max(mean, known / 2)
+
+    def _load_piece(
+        self,
+        connection: psycopg.Connection[Any],
+        block: Block,
+        records: list[OutboxRecord],
+        filling: _Filling,
+    ) -> None:
         by_entity: dict[str, list[OutboxRecord]] = {}
         staged = [record for record in records if record.staged is not None]
         if staged:
-            block.drop(fill_in_staged(connection, self._queries, staged))
+            filling.superseded += fill_in_staged(connection, self._queries, staged)
+        for record in staged:
+            if filling.room <= 0:
+                filling.left.append(record)
+            else:
+                filling.take(record)
+                filling.loaded.append(record)
         for record in records:
             if record.staged is not None:
                 continue
@@ -82,18 +191,15 @@ class States:
                     f"the entity {name!r} is not declared by the service "
                     f"{self._source!r}: relay its rows with the one that does"
                 )
-                refusals += _refuse_keys(of_entity, error)
+                filling.refusals += _refuse_keys(of_entity, error)
             elif why_not := self._losses.why_not(name, retried=block.retried):
-                refusals += _refuse_keys(of_entity, why_not)
+                filling.refusals += _refuse_keys(of_entity, why_not)
             else:
-                refusals += self._load_states(
-                    connection, block.shard, entity, of_entity, until
-                )
-                self._losses.clear(block.shard, name)
-        if refusals:
-            refused = {(one.record.topic, one.record.key) for one in refusals}
-            kept = [r for r in block.records if (r.topic, r.key) not in refused]
-            block.keep(kept, refusals)
+                # Others of the piece may have been larger than expected. The size of
+                # this one's states is known once one of them is loaded.
+                filling.room = max(1, filling.room)
+                self._load_states(connection, block.shard, entity, of_entity, filling)
+                filling.called.add(name)
 
     def _load_states(
         self,
@@ -101,14 +207,18 @@ class States:
         shard: int,
         entity: Entity,
         records: list[OutboxRecord],
-        until: float,
-    ) -> list[Refusal]:
-        """Fill in the states of one entity; return a refusal for each key that fails.
+        filling: _Filling,
+    ) -> None:
+        """Fill in the states of one entity; refuse each key that fails.
 
-        Failing keys are found by halving, until ``until``: each call of the loader may
-        wait for the loader's own timeout, and all shards of this thread wait with it.
+        Failing keys are found by halving, for a while: each call of the loader may wait
+        for the loader's own timeout, and all shards of this thread wait with it.
         """
+        if filling.room <= 0:
+            filling.left += records
+            return
         keys = [*dict.fromkeys(cast("str", record.key) for record in records)]
+        room, count = filling.room, 0
         began = time.monotonic()
         try:
             # A savepoint: if a statement of the loader fails, the snapshot stays.
@@ -118,25 +228,32 @@ class States:
                 finally:
                     take_back(connection)
             for record in records:
+                if filling.room <= 0:
+                    break
                 self._fill_in(record, states.get(cast("str", record.key)))
-            return []
+                filling.take(record)
+                count += 1
+            filling.loaded += records[:count]
+            filling.left += records[count:]
+            return
         # Application code may raise anything, and perhaps for one key only.
         except BaseException as error:
             if connection.closed:
                 self._losses.note(shard, entity.name, error, time.monotonic() - began)
                 raise
-            if len(keys) == 1 or time.monotonic() > until:
-                return _refuse_keys(records, describe(error))
+            # The states are loaded once more.
+            filling.room = room
+            if len(keys) == 1 or time.monotonic() > filling.until:
+                filling.gave_up |= len(keys) > 1
+                filling.refusals += _refuse_keys(records, describe(error))
+                return
         half = {*keys[: len(keys) // 2]}
         parts = (
             [record for record in records if record.key in half],
             [record for record in records if record.key not in half],
         )
-        return [
-            refusal
-            for part in parts
-            for refusal in self._load_states(connection, shard, entity, part, until)
-        ]
+        for part in parts:
+            self._load_states(connection, shard, entity, part, filling)
 
     def _fill_in(self, record: OutboxRecord, state: Any) -> None:
         """Give the record the entity's state, or make it a tombstone if it is gone.

@@ -175,8 +175,9 @@ def test_a_loader_that_always_fails_is_not_asked_for_each_key(
         wait_for(
             lambda: count(admin, "held_rows") == len(keys), timeout=60, what="held"
         )
-    assert asked[0] == len(keys)
-    assert asked[1:].count(1) == len(asked) - 1
+    # Nothing is known of the states, so a call for a few comes first.
+    assert asked[:2] == [100, len(keys) - 100]
+    assert asked[2:].count(1) == len(asked) - 2
 
 
 @pytest.mark.guarantee("I10")

@@ -15,7 +15,9 @@ from psycopg import sql
 from jobs_lib.devstack import KafkaBroker
 from jobs_lib.errors import ConfigurationError
 from jobs_lib.outbox import relay_thread
-from tests.support.apps import count, make_app, running
+from jobs_lib.outbox.capture import capture_changes
+from jobs_lib.partitioner import choose_shard
+from tests.support.apps import count, heard, make_app, running
 from tests.support.records import read_topic
 from tests.support.topics import create_topic
 
@@ -345,6 +347,44 @@ def test_a_row_sent_by_its_id_carries_the_state_at_the_time_of_sending(
         "N1": ({"tail": "N1", "seats": 99, "version": 3}, "3"),
         "N2": (None, None),
     }
+
+
+@pytest.mark.guarantee("W6", "I20", "W78")
+def test_large_states_of_one_statement_leave_in_blocks_that_have_as_many_as_fit(
+    app, topic, admin, bootstrap_servers, wait_for
+):
+    charts = app.topic(topic(1), value=dict[str, Any], compacted=True)
+    admin.execute("create table charts (id text primary key, size int, version int)")
+    capture_changes(admin, "charts", topic=charts.name, key="id")
+    size = 100_000
+
+    @app.entity(charts, source="charts", key="id")
+    def load(connection, keys: list[str]) -> dict[str, dict[str, Any]]:
+        rows = connection.execute(
+            "select id, size, version from charts where id = any (%s)", (keys,)
+        )
+        return {
+            key: {"version": version, "body": "x" * size} for key, size, version in rows
+        }
+
+    found = (f"c{n}" for n in range(100_000))
+    keys = [key for key in found if choose_shard(charts.name, key, 16) == 0][:250]
+    admin.execute("insert into charts select unnest(%s::text[]), %s, 1", (keys, size))
+    with heard("block.produced") as produced, running(app, "relay"):
+        wait_for(lambda: produced, timeout=60, what="a block has left")
+        # Some of these rows wait behind the first ones of their keys.
+        admin.execute("update charts set version = 2")
+        admin.execute("delete from charts where id = any (%s)", (keys[::5],))
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="all is sent")
+    versions: dict[str, list[int]] = {key: [] for key in keys}
+    for record in read_topic(bootstrap_servers, charts.name):
+        versions[record.key].append(int(record.headers["ce_version"]))
+    assert all(sorted(one) == one for one in versions.values())
+    gone = {*keys[::5]}
+    assert {key for key, one in versions.items() if one[-1] == 3} == gone
+    assert {one[-1] for key, one in versions.items() if key not in gone} == {2}
+    assert len(produced) >= 250 * size // (8 * 2**20 + size)
+    assert len(produced[0][1]["rows"]) == 8 * 2**20 // size + 1
 
 
 @pytest.mark.guarantee("W14")
