@@ -87,6 +87,15 @@ class Rates:
                 block.granted_at = 0.0
         return allowed
 
+    def give_back(
+        self, connection: psycopg.Connection[Any], left: Mapping[int, int]
+    ) -> None:
+        """Give back what was granted to records that had no room in their block."""
+        for reexport_id, records in left.items():
+            # Those that load their states ahead have taken nothing yet.
+            if records and reexport_id not in self._ahead:
+                self._owe(connection, reexport_id, -records)
+
     def note_load(self, loaded: Mapping[int, int], seconds: float) -> None:
         """Note how long it took to load so many rows of these re-exports."""
         for reexport_id, rows in loaded.items():
@@ -166,8 +175,13 @@ class Rates:
         for reexport_id, records in counts.items():
             # The bucket may be full by now, and must not be fuller than that.
             self.take(connection, reexport_id, 0)
-            connection.execute(
-                self._queries["owe_records"],
-                {"reexport": reexport_id, "records": records},
-                prepare=True,
-            )
+            self._owe(connection, reexport_id, records)
+
+    def _owe(
+        self, connection: psycopg.Connection[Any], reexport_id: int, records: int
+    ) -> None:
+        connection.execute(
+            self._queries["owe_records"],
+            {"reexport": reexport_id, "records": records},
+            prepare=True,
+        )

@@ -214,7 +214,9 @@ class Reader:
         # by now must be dropped.
         with connection.transaction():
             again = BatchRows(self._read_batch(connection, parameters), known)
-            self._add_batch(connection, block, again, allowed)
+            left = self._add_batch(connection, block, again, allowed)
+        # Outside the snapshot, as above.
+        self.rates.give_back(connection, left)
         self.rates.note_load(allowed, time.monotonic() - asked_at)
 
     def read_held(
@@ -368,7 +370,8 @@ class Reader:
         block: Block,
         found: BatchRows,
         allowed: Mapping[int, int],
-    ) -> None:
+    ) -> dict[int, int]:
+        """Add rows of re-exports; return how many records of each had no room."""
         block.reexports |= found.reexports
         block.behind += found.held
         block.dropped += found.dropped
@@ -402,11 +405,13 @@ class Reader:
             records += [record for record, _ in last.values()]
         room = _find_room(block)
         block.records.extend(records)
+        counts = {one: len(found) for one, found in block.limited.items()}
         # In turns: all of them get a share of the room.
         turns = zip_longest(*([r for r, _ in one] for one in block.limited.values()))
         ordered = [record for turn in turns for record in turn if record is not None]
         self._states.load(connection, block, ordered, room)
         self._unversioned.drop(block, [one for one in records if one.of_table])
+        return {n: count - len(block.limited[n]) for n, count in counts.items()}
 
     def _head(self, topic: str, reexport_id: int | None) -> Headers:
         """The headers that a topic's records share, by CloudEvents' Kafka binding."""

@@ -297,6 +297,35 @@ def test_rows_of_re_exports_wait_while_live_ones_stay(stage, admin):
     assert [keys_of(block) for block in stage.read_all()] == [["a"], ["b", "batch-1"]]
 
 
+def tokens(admin: Any) -> float:
+    (number,) = admin.execute("select tokens from jobs_lib.reexports").fetchone()
+    return float(number)
+
+
+@pytest.mark.guarantee("W28", "W33")
+def test_the_rate_gets_back_what_large_states_of_a_re_export_left(stage, admin):
+    rows = 50
+    stage.sizes = {f"batch-{n}": MIB for n in range(1, rows + 1)}
+    write_reexport(admin, "items", "items", rows, rate=600)
+    # The rate refills hardly anything meanwhile, and may give all at once.
+    admin.execute(
+        "create function keep_the_time() returns trigger language plpgsql as $$begin"
+        " new.refilled_at := clock_timestamp() + interval '1 hour'; return new; end$$"
+    )
+    admin.execute(
+        "create trigger keep_the_time before insert or update on jobs_lib.reexports"
+        " for each row execute function keep_the_time()"
+    )
+    admin.execute("update jobs_lib.reexports set rate = 600000, tokens = %s", [rows])
+    block = stage.read()
+    assert keys_of(block) == [f"batch-{n}" for n in range(1, 9)]
+    assert tokens(admin) == rows - 8
+    # What is late counts for those that leave.
+    assert [len(found) for found in block.limited.values()] == [8]
+    stage.delete(block)
+    assert len(stage.read().records) == 8
+
+
 @pytest.mark.guarantee("W28")
 def test_a_re_exports_row_that_stays_keeps_the_version_of_an_earlier_one(stage, admin):
     stage.sizes = {"batch-1": 9 * MIB}
