@@ -183,7 +183,11 @@ class Settings(BaseSettings):
         "relay receives hints, it polls after ten times as long.",
     )
     relay_block: int = Field(
-        5_000, ge=1, le=50_000, description="Outbox rows sent in one transaction."
+        5_000,
+        ge=1,
+        le=50_000,
+        description="Outbox rows sent in one transaction; fewer where their values "
+        "exceed about 8 MiB.",
     )
     heartbeat_interval: Seconds = Field(
         1.0, description="Seconds between two heartbeats of a process."
