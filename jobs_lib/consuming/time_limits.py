@@ -121,10 +121,14 @@ class TimeLimits:
             yield
         except BaseException as error:
             if self._remove(call):
-                raise call.explain() from error
+                late = TimeoutError()
+                late.__cause__ = error
+                raise call.explain() from late
             raise
         if self._remove(call):
-            raise call.explain()
+            # Its cause says that the record is not at fault: what the handler asked
+            # was slow, or another handler held the loop up.
+            raise call.explain() from TimeoutError()
 
     def _add(self, call: TimedCall) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs_lib.consuming.blame import is_of_record
 from jobs_lib.consuming.time_limits import TimedCall, TimeLimits
 from jobs_lib.errors import RecordError
 
@@ -36,3 +37,16 @@ def test_a_call_is_cancelled_although_an_earlier_one_could_not_be_watched(monkey
     assert right.is_set()
     # Its connection may do something else by now.
     assert not wrong.is_set()
+
+
+@pytest.mark.guarantee("W70", "W78")
+@pytest.mark.parametrize("error", [None, ValueError("no price")], ids=["well", "badly"])
+def test_a_record_is_not_at_fault_for_a_call_that_took_too_long(error):
+    limits = TimeLimits()
+    with (
+        pytest.raises(RecordError, match="took longer") as late,
+        limits.watch(time_call(lambda: None)),
+    ):
+        if error is not None:
+            raise error
+    assert not is_of_record(late.value)
