@@ -11,6 +11,7 @@ import psycopg
 
 from jobs_lib.consuming.progress import Effects
 from jobs_lib.postgres.database import fenced
+from jobs_lib.postgres.session import commit_soon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -212,10 +213,12 @@ class Offsets:
         # neither BEGIN nor COMMIT is sent.
         connection.autocommit = True
         try:
-            with fenced(), connection.pipeline():
+            with fenced(), connection.pipeline() as pipeline:
                 try:
                     yield
                     self._move(connection, progress, following, appended_at, None)
+                    # However long the rest takes, nobody waits for the block's locks.
+                    commit_soon(connection, pipeline)
                     meanwhile()
                 except BaseException:
                     # The end of the pipeline would commit what was sent so far.

@@ -80,6 +80,22 @@ class Session(psycopg.Connection[Row]):
         return super().wait(_limit(self, gen), *args, **options)
 
 
+def commit_soon(
+    connection: psycopg.Connection[Any], pipeline: psycopg.Pipeline
+) -> None:
+    """Let the server commit what was sent in a pipeline; its answers come later.
+
+    The driver's own method waits for them. Without either, the server would keep the
+    transaction, and its locks, open until the pipeline ends.
+
+    Raises:
+        psycopg.Error: a statement failed, as far as that is known by now.
+    """
+    pipeline._enqueue_sync()
+    with connection.lock:
+        connection.wait(pipeline._communicate_gen())
+
+
 def take_back(connection: psycopg.Connection[Any]) -> None:
     """Set back what the application's code has set for its own rows.
 

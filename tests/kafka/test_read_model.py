@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
+from jobs_lib.consuming.consumer import Consumer
 from jobs_lib.consuming.queues import Queues
 from jobs_lib.service.maintenance import Maintenance
 from tests.support.apps import count, heard, make_app, running
@@ -341,3 +344,50 @@ def test_a_block_that_was_read_ahead_is_read_again_if_the_offset_moves(
             await_read(admin, name, "g", len(records), wait_for)
     rows = admin.execute("select id, version from model").fetchall()
     assert sorted(rows) == [(key, 5) for key in range(200)]
+
+
+def test_a_mapping_that_hangs_as_it_reads_ahead_holds_up_no_other_partition(
+    database_url, model, admin, connect, bootstrap_servers, topic, wait_for, monkeypatch
+):
+    name = topic(4)
+    app = make_app(
+        database_url, kafka_bootstrap_servers=bootstrap_servers, consumer_block=3
+    )
+    ahead, hangs, goes_on = threading.local(), threading.Event(), threading.Event()
+    read_ahead = Consumer._read_ahead
+
+    def note(consumer, number) -> None:
+        ahead.reads = True
+        try:
+            read_ahead(consumer, number)
+        finally:
+            ahead.reads = False
+
+    monkeypatch.setattr(Consumer, "_read_ahead", note)
+
+    @app.read_model(name, table="model", key="id", group="g")
+    def row(record):
+        if getattr(ahead, "reads", False) and not goes_on.is_set():
+            hangs.set()
+            goes_on.wait(60)
+        return {"n": record.value["n"]}
+
+    records = [(key, version, False) for version in range(1, 6) for key in range(200)]
+    send_each(bootstrap_servers, name, records)
+    # As for a partition that another process takes over.
+    lock = "select from jobs_lib.origins where role = 'consume:g' for update nowait"
+
+    def is_free() -> bool:
+        with connect() as other, suppress(psycopg.errors.LockNotAvailable):
+            return other.execute(lock).rowcount == 4
+        return False
+
+    with running(app, "consumers"):
+        try:
+            assert hangs.wait(60)
+            wait_for(is_free, timeout=30, what="no partition is locked")
+            (read,) = admin.execute("select count(*) from model").fetchone()
+            assert read > 0
+        finally:
+            goes_on.set()
+        await_read(admin, name, "g", len(records), wait_for)
