@@ -78,6 +78,10 @@ class Applier:
                 raise ahead.changes
             else:
                 changes = ahead.changes
+            if declared.leaves_to is not None:
+                changes = changes.leave(
+                    self._offsets.read_passed(connection, progress, declared.leaves_to)
+                )
             self._commit_rows(
                 connection, progress, block, declared.model, changes, meanwhile
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -50,6 +50,17 @@ class Changes:
     waves: list[list[Change]] = field(default_factory=list)
     """Each has a key once. A key has more than one change if the effect of the later
     one depends on the one before; then it is in a later wave."""
+    left: Changes | None = None
+    """Those that are left to another group."""
+
+    def leave(self, offset: int) -> Changes:
+        """Leave the changes of the records from this offset on to another group."""
+        if all(one[3] < offset for wave in self.waves for one in wave):
+            return self
+        before = [[one for one in wave if one[3] < offset] for wave in self.waves]
+        behind = [[one for one in wave if one[3] >= offset] for wave in self.waves]
+        left = Changes(self.partition, waves=[wave for wave in behind if wave])
+        return replace(self, waves=[wave for wave in before if wave], left=left)
 
     @cached_property
     def kinds(self) -> list[tuple[Kind, list[Change]]]:

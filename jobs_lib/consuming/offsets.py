@@ -104,6 +104,22 @@ class Offsets:
             ).fetchall()
         return {(topic, number): at for topic, number, at in rows if at is not None}
 
+    def read_passed(
+        self, connection: Session[Any], progress: Progress, group: str
+    ) -> int:
+        """Read before which offset another group has read a partition.
+
+        It only grows, as long as the topic is the same: what comes again has been
+        passed before.
+        """
+        named = {**self._place(progress), "group": group}
+        with connection.transaction():
+            row = connection.execute(
+                self._queries["read_passed"],
+                {**named, "topic_id": progress.topic_id},
+            ).fetchone()
+        return 0 if row is None else row[0]
+
     def read_effects(
         self, connection: psycopg.Connection[Any], declared: Iterable[Subscription]
     ) -> dict[Partition, Effects]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
@@ -181,6 +182,9 @@ class ReadModel(ABC):
             connection: with the transaction.
             changes: of a block.
             topic_id: the topic, as Kafka names it for ever; None if that is not known.
+
+        Of changes that are left to another group, it writes states of the very versions
+        that are there: nobody is to be told of those.
         """
 
     @abstractmethod
@@ -250,7 +254,8 @@ class ReadModel(ABC):
         self, connection: psycopg.Connection[Any], changes: Changes, write: Write
     ) -> None:
         """Note that the topic shows these keys, in the open transaction."""
-        keys = {change[0] for wave in changes.waves for change in wave}
+        left = [] if changes.left is None else changes.left.waves
+        keys = {change[0] for wave in (*changes.waves, *left) for change in wave}
         given = {"model": self._name, "record_key": write_array([*keys], write)}
         connection.execute(self._queries()["note_shown"], given, prepare=True)
         connection.execute(self._fill(connection, "keep_shown"), given, prepare=True)
@@ -386,19 +391,32 @@ class RowModel(ReadModel):
         for (has_version, columns), same in changes.kinds:
             states = _STATES_AGAIN if self.again else _STATES
             template = (_ENDS if columns is None else states)[has_version]
-            statement = self._table.compose(template, columns or (), _CHANGE)
-            values = {
-                **make_change_arrays(same, write),
-                **self._table.make_arrays(
-                    (change[2] for change in same), columns or (), write
-                ),
-                "model": self._name,
-                "again": self.again,
-                **place,
-            }
-            connection.execute(statement, values, prepare=True)
+            values = {"model": self._name, "again": self.again, **place}
+            self._write_kind(connection, template, columns or (), same, write, values)
+        for (has_version, columns), same in changes.left.kinds if changes.left else ():
+            if has_version and columns:
+                self._write_kind(connection, "rewrite_states", columns, same, write)
         if self.again:
             self.note_shown(connection, changes, write)
+
+    def _write_kind(
+        self,
+        connection: psycopg.Connection[Any],
+        template: str,
+        columns: Sequence[str],
+        same: Sequence[Change],
+        write: Write,
+        others: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Write changes of one kind; ``others`` are the statement's further values."""
+        rows = (change[2] for change in same)
+        values = {
+            **make_change_arrays(same, write),
+            **self._table.make_arrays(rows, columns, write),
+            **others,
+        }
+        statement = self._table.compose(template, columns, _CHANGE)
+        connection.execute(statement, values, prepare=True)
 
     def digest(
         self,

@@ -103,17 +103,16 @@ class SideModel(ReadModel):
                 },
                 prepare=True,
             ).fetchall()
-            newer = {key for (key,) in noted}
-            texts = [write(change[0]) or "" for change in wave]
-            self._write_rows(
-                connection,
-                {
-                    text: change
-                    for text, change in zip(texts, wave, strict=True)
-                    if text in newer
-                },
-                write,
-            )
+            self._write_rows(connection, _find_noted(wave, noted, write), write)
+        for wave in changes.left.waves if changes.left else ():
+            if not (states := [one for one in wave if None not in one[1:3]]):
+                continue
+            found = connection.execute(
+                self._queries()["find_same_states"],
+                {**make_change_arrays(states, write), "model": self._name},
+                prepare=True,
+            ).fetchall()
+            self._write_rows(connection, _find_noted(states, found, write), write)
         if self.again:
             self.note_shown(connection, changes, write)
 
@@ -254,6 +253,15 @@ class _Rows:
         for key, row in self._rows:
             found.setdefault(tuple(row), []).append((key, row))
         yield from found.items()
+
+
+def _find_noted(
+    wave: Sequence[Change], noted: Sequence[tuple[str]], write: Write
+) -> dict[str, Change]:
+    """Find the changes whose keys the database has returned, by the keys' texts."""
+    keys = {key for (key,) in noted}
+    texts = ((write(change[0]) or "", change) for change in wave)
+    return {text: change for text, change in texts if text in keys}
 
 
 def _list_columns(table: TableStatements, changes: Changes) -> set[str]:

@@ -81,6 +81,9 @@ class Subscription:
         self.on_error: OnError = "stop"
         """What to do with a record that cannot be read or handled."""
         self._all_repeatable = True
+        self.leaves_to: str | None = None
+        """The group, by its name in Kafka, that tells what the records change: those
+        that it has yet to read are left to it. None if nobody is to be told."""
         self.type_place = CE_TYPE
         """Where the type of a record stands."""
         self.block: int | None = None
@@ -302,6 +305,8 @@ class Subscription:
         other = Subscription(self._topic, self._group, self._settings)
         other.group = group
         other.model = self.model.make_anew()
+        if self.has_effects or self.model.gapless:
+            other.leaves_to = self.group
         other._decoder = self._decoder
         other.on_error = self.on_error
         # It begins with what there is.

@@ -276,6 +276,12 @@ class TableStatements:
                 for n in range(len(names))
             ),
             read=sql.SQL(", ").join(sql.SQL("t.{}").format(n) for n in names),
+            rewritten=sql.SQL(", ").join(
+                sql.SQL("{} = r.{}").format(
+                    name, sql.Identifier(_COLUMN.format(number))
+                )
+                for number, name in enumerate(names)
+            ),
             changes=sql.SQL("").join(
                 sql.SQL(", {0} = excluded.{0}").format(n) for n in names
             ),

@@ -20,6 +20,18 @@ join unnest(%(topics)s::text[], %(partitions)s::int[]) as t(topic, partition)
     using (topic, partition)
 where o.consumer_group = %(group)s
 
+-- name: read_passed
+-- Before which offset a group has read a partition. What lies below the highest one comes
+-- again, unless it is the highest one of a topic before.
+select coalesce(
+    case when o.topic_id is null then o.next_offset
+    else greatest(o.next_offset, o.highest_offset) end, 0
+)
+from {schema}.offsets o
+where o.consumer_group = %(group)s and o.topic = %(topic)s
+    and o.partition = %(partition)s::int
+    and (o.topic_id is null or o.topic_id = coalesce(%(topic_id)s::uuid, o.topic_id))
+
 -- name: find_replaced
 -- The partitions whose topic is another one than that of their offset. Ids that are not
 -- known yet are filled in. Where an operator has taken the id away, what the topic before

@@ -77,6 +77,14 @@ where {has_not_ended} and not exists (
 on conflict ({key}) do update set version = excluded.version{changes}
 where kept.version <= excluded.version or kept.version is null
 
+-- template: rewrite_states
+-- The records are left to the service, which tells of newer versions. It passes those of
+-- the row's own version, whose row a re-synchronisation writes here. It makes no row.
+with incoming as ({incoming})
+update {table} t set {rewritten}
+from incoming r
+where t.{key} = r.row_key and t.version = r.version and not ({same})
+
 -- template: remove_ended
 -- Ends with versions. If an end and a state have equal versions, the first one received
 -- is the older. The end notes whether it removed such a state (`of_equal`). If it did, a
@@ -180,6 +188,16 @@ where case when k.version is not null and excluded.version is not null
     )
     else {may_be_written} end
 returning k.key
+
+-- name: find_same_states
+-- The keys that are left to the service, and have a state of the record's very version.
+-- The lock lets the service wait, which may write a newer one.
+select k.key
+from {schema}.model_keys k
+join unnest(%(record_key)s::text[], %(version)s::bigint[]) as r(key, version)
+    using (key, version)
+where k.model = %(model)s and not k.is_gone
+for no key update of k
 
 -- template: delete_rows
 with incoming as ({incoming})

@@ -25,7 +25,7 @@ from jobs_lib.kafka.topic_settings import delete_before
 from jobs_lib.operating.read_models import list_read_models
 from jobs_lib.service import resync as service_resync
 from jobs_lib.service.resync import begin_resync, cancel_resync, find_model_of, resync
-from tests.support.apps import running
+from tests.support.apps import heard, running
 from tests.support.records import make_producer
 from tests.support.transactions import open_transaction
 
@@ -129,6 +129,91 @@ def test_a_new_column_is_filled_beside_the_running_service(
         wait_for(lambda: read()["k1"][0] == 100, timeout=30, what="it goes on")
         assert all(read_offsets(name)[one] >= before[one] for one in before)
     assert left_behind(admin) == []
+
+
+@pytest.mark.guarantee("W62", "W64")
+def test_a_change_that_it_reads_before_the_service_is_told_by_the_service(
+    declare, read, admin, name, bootstrap_servers, wait_for
+):
+    told: list[tuple[str, int | None]] = []
+
+    def tell(records, conn) -> None:
+        told.extend((one.key, one.version) for one in records)
+
+    def is_passed() -> bool:
+        return read_places(admin, name) == find_ends(app, name)
+
+    app = declare("n", "twice", on_change=tell)
+    with running(app, "consumers"):
+        wait_for(is_passed, timeout=60, what="the model is filled")
+    told.clear()
+    admin.execute("update model set twice = -1 where id in ('k3', 'k4')")
+    changes = [("k1", {"n": 100}, 3), ("new", {"n": 7}, 1), ("k2", None, 3)]
+    # A re-export with another mapping, of the version that the row has.
+    again = [("k4", {"n": 4, "twice": 44}, 2)]
+    send(bootstrap_servers, name, [*changes, *again])
+    assert resync(declare("n", "twice", on_change=tell), "model") == (0, True)
+    assert read() == {**NEW, "k4": (4, 44)}
+    assert told == []
+    with running(declare("n", "twice", on_change=tell), "consumers"):
+        wait_for(is_passed, timeout=60, what="the service goes on")
+    assert sorted(told) == [("k1", 3), ("k2", 3), ("new", 1)]
+    rows = {**NEW, "k1": (100, None), "new": (7, None), "k4": (4, 44)}
+    del rows["k2"]
+    assert read() == rows
+
+
+@pytest.mark.guarantee("W62")
+def test_the_first_changes_are_told_though_it_reads_them_before_the_service(
+    declare, read, admin, name, wait_for
+):
+    told: list[str] = []
+    options = {"on_change": lambda records, conn: told.extend(r.key for r in records)}
+    app = declare("n", **options)
+    assert resync(app, "model") == (0, True)
+    assert read() == {}
+    with running(declare("n", **options), "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+        wait_for(lambda: {*told} >= OLD.keys(), timeout=30, what="all are told")
+
+
+@pytest.mark.guarantee("W62", "W64")
+@pytest.mark.parametrize(
+    ("move", "is_made"),
+    [
+        ("next_offset = 0", True),
+        ("next_offset = 0, topic_id = null", False),
+        ("topic_id = gen_random_uuid()", False),
+    ],
+    ids=["set back", "set back in a topic made anew", "topic made anew"],
+)
+def test_a_row_is_made_if_the_service_has_ever_passed_its_record(
+    declare, read, admin, name, versions, wait_for, move, is_made
+):
+    app = declare("n", on_change=lambda records, conn: None)
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    admin.execute(f"update jobs_lib.offsets set {move}")
+    admin.execute("delete from model where id = 'k3'")
+    if versions == "side":
+        admin.execute("delete from jobs_lib.model_keys where key = 'k3'")
+    assert resync(app, "model") == (0, True)
+    assert ("k3" in read()) is is_made
+
+
+@pytest.mark.guarantee("W58")
+def test_a_gap_in_the_versions_that_it_reads_before_the_service_is_reported(
+    declare, read, admin, name, bootstrap_servers, wait_for
+):
+    app = declare("n", gapless=True)
+    with running(app, "consumers"):
+        wait_for(lambda: read() == OLD, timeout=60, what="the model is filled")
+    send(bootstrap_servers, name, [("k1", {"n": 100}, 4)])
+    assert resync(declare("n", gapless=True), "model") == (0, True)
+    with heard("record.missing") as events, running(declare("n", gapless=True)):
+        wait_for(lambda: read()["k1"] == (100, None), timeout=60, what="it goes on")
+        wait_for(lambda: events, timeout=30, what="the gap is reported")
+    assert [(one["before"], one["after"]) for _, one in events] == [(2, 4)]
 
 
 def left_behind(admin) -> list[str]:
