@@ -393,6 +393,9 @@ class RowModel(ReadModel):
             template = (_ENDS if columns is None else states)[has_version]
             values = {"model": self._name, "again": self.again, **place}
             self._write_kind(connection, template, columns or (), same, write, values)
+            if template == "restate_states":
+                template = "remove_ended_meanwhile"
+                self._write_kind(connection, template, (), same, write, values)
         for (has_version, columns), same in changes.left.kinds if changes.left else ():
             if has_version and columns:
                 self._write_kind(connection, "rewrite_states", columns, same, write)

@@ -77,6 +77,27 @@ where {has_not_ended} and not exists (
 on conflict ({key}) do update set version = excluded.version{changes}
 where kept.version <= excluded.version or kept.version is null
 
+-- template: remove_ended_meanwhile
+-- The service may end a key while `restate_states` waits for its row. That statement does
+-- not see the end yet, and makes the row anew. This one sees it, and takes back what the
+-- block has written. A live consumer needs no such look: nobody else reads its partition.
+with incoming as ({incoming}), ended as materialized (
+    -- Hardly ever one: the table is not even looked at.
+    select r.row_key, r.version
+    from incoming r
+    join {schema}.model_keys k on k.model = %(model)s and k.key = r.record_key
+    where case when k.version is not null
+    then k.version > r.version or (k.version = r.version and k.of_equal)
+    -- In another partition a newer version may have come since.
+    else k.is_gone and k.record_offset >= r.record_offset
+        and (k.topic_id, k.partition) is not distinct from
+            (%(topic_id)s::uuid, %(partition)s::int)
+    end
+)
+delete from {table} t using ended e
+where t.{key} = e.row_key and t.version = e.version
+    and t.xmin = pg_current_xact_id()::xid
+
 -- template: rewrite_states
 -- The records are left to the service, which tells of newer versions. It passes those of
 -- the row's own version, whose row a re-synchronisation writes here. It makes no row.
