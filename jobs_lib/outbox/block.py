@@ -390,12 +390,31 @@ class Block:
         if not refusals:
             return
         kept = as_records(sent)
-        known = {id(one) for one in kept} | {id(one.record) for one in refusals}
+        back = {id(one.record) for one in refusals}
+        known = {id(one) for one in kept} | back
         for record in self.records:
             if id(record) not in known:
                 self.behind += record.rows
+                back.add(id(record))
         self.outgoing = kept
         self.refusals += refusals
+        self._keep_earlier(back)
+
+    def _keep_earlier(self, back: Set[int]) -> None:
+        """Let the earlier rows of these records wait, too, instead of dropping them.
+
+        The version of a tombstone may be theirs, and a hold keeps it only in its row.
+        """
+        earlier = {
+            row
+            for limited in self.limited.values()
+            for record, rows in limited
+            if id(record) in back
+            for row in rows
+        }
+        if earlier:
+            self.behind += [row for row in self.dropped if row in earlier]
+            self.dropped = [row for row in self.dropped if row not in earlier]
 
 
 class KeptBack:

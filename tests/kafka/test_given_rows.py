@@ -9,9 +9,11 @@ import pytest
 from psycopg.rows import dict_row
 
 from jobs_lib import operating, reexport
+from jobs_lib.outbox.block import Refusal
 from jobs_lib.outbox.capture import capture_changes
+from jobs_lib.outbox.producers import ShardProducers
 from jobs_lib.service.maintenance import Maintenance
-from tests.support.apps import count, make_app, running
+from tests.support.apps import count, count_unsent, make_app, running
 from tests.support.records import read_topic
 
 if TYPE_CHECKING:
@@ -195,6 +197,48 @@ def test_a_row_that_is_gone_when_it_leaves_becomes_a_tombstone_with_its_version(
     assert {(one.key, one.value, one.headers.get("ce_version")) for one in records} == {
         ("1", None, "5"), ("2", None, "2"), ("9999", None, None),
     }  # fmt: skip
+
+
+@pytest.mark.guarantee("W45", "X11")
+@pytest.mark.parametrize("fails", ["the loader", "the topic"])
+def test_an_end_that_is_refused_with_a_row_of_the_table_keeps_its_version(
+    shop, connect, database, admin, bootstrap_servers, wait_for, monkeypatch, fails
+):
+    items = shop.topics[next(iter(shop.topics))]
+    items.versioned = True
+    load, broken = shop.entities["items"].load, [fails]
+
+    def load_or_fail(connection, keys):
+        if "the loader" in broken:
+            raise RuntimeError("not now")
+        return load(connection, keys)
+
+    send = ShardProducers.send
+
+    def send_or_fail(self, shard, records, confirm):
+        if "the topic" in broken and records:
+            return [], [Refusal(records[0], "not now", whole_topic=True)]
+        return send(self, shard, records, confirm)
+
+    object.__setattr__(shop.entities["items"], "load", load_or_fail)
+    monkeypatch.setattr(ShardProducers, "send", send_or_fail)
+    with connect() as connection:
+        number = shop.reexport_changes(connection, "items", rate=600_000)
+        connection.execute("delete from items where id = 1")
+        # As a job that has read the chunk before.
+        connection.execute(
+            "insert into jobs_lib.outbox (shard, class, topic, key, entity, cause,"
+            " reexport_id) select shard, 1, topic, key, entity, 'reexport', %s"
+            " from jobs_lib.outbox",
+            [number],
+        )
+    with running(shop, "relay"):
+        wait_for(lambda: count(admin, "outbox") == 0, timeout=60, what="it is held")
+        broken.clear()
+        operating.retry_holds(database)
+        wait_for(lambda: count_unsent(admin) == (0, 0), timeout=60, what="all is sent")
+    (end,) = read_topic(bootstrap_servers, items.name)
+    assert (end.key, end.value, end.headers["ce_version"]) == ("1", None, "2")
 
 
 @pytest.mark.guarantee("W33", "X11")
