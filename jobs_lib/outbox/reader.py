@@ -239,14 +239,18 @@ class Reader:
                 if dropped:
                     block.dropped.append((BATCH, *row[:2]))
                     continue
-                heads = {TOPIC(row): self._head(TOPIC(row), reexport_id)}
-                of_table = reexport_id if cause == _OF_TABLE else None
-                staged = of_table if source == OF_FRAME else None
-                self._add_live(connection, block, [tuple(row)], heads, staged)
-                if of_table:
-                    for record in block.records:
-                        record.of_table = of_table
-                    self._unversioned.drop(block, block.records)
+                record = make_record(tuple(row), self._head(TOPIC(row), reexport_id))
+                if reexport_id is not None:
+                    # Before its state is loaded: its version may be the topic's next.
+                    record.row_class = BATCH
+                if cause == _OF_TABLE:
+                    record.of_table = reexport_id
+                    record.staged = reexport_id if source == OF_FRAME else None
+                block.records.append(record)
+                self._complete(connection, block)
+                self._unversioned.drop(
+                    block, [one for one in block.records if one.of_table]
+                )
         return block
 
     def _fit(
@@ -308,7 +312,6 @@ class Reader:
         block: Block,
         rows: Iterable[LiveRow],
         heads: Mapping[str, Headers],
-        staged: int | None = None,
     ) -> bool:
         """Add live rows to a block; return whether all of their states fit into it."""
         places: dict[tuple[str, str], int] = {}
@@ -319,7 +322,6 @@ class Reader:
                 block.behind.append((LIVE, row_id, place))
                 continue
             record = make_record(row, heads[topic])
-            record.staged = staged
             if key is None or topic not in self._merging:
                 records.append(record)
                 continue
@@ -330,6 +332,13 @@ class Reader:
             else:
                 record.supersede(records[number])
                 records[number] = record
+        return self._complete(connection, block)
+
+    def _complete(self, connection: psycopg.Connection[Any], block: Block) -> bool:
+        """Check the values of a block's records, and load the states of entities.
+
+        Returns whether all states fit into the block.
+        """
         if self._checked:
             self._check(block)
         loaded = [one for one in block.records if one.entity]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from psycopg.errors import DiskFull
 
-from jobs_lib import reexport
+from jobs_lib import operating, reexport
 from jobs_lib.errors import ReexportError, TopicError, UnavailableError
 from jobs_lib.kafka.places import find_settled_ends
 from jobs_lib.postgres.database import Database
@@ -217,6 +217,30 @@ def test_no_version_goes_back_behind_an_open_transaction(shop, monkeypatch):
     with running(shop.app, "executor", "relay"):
         shop.await_end()
     assert read_versions(shop) == {str(n): [5, 7, 8] for n in range(1, 4)}
+
+
+@pytest.mark.guarantee("X10", "X11")
+def test_an_end_that_is_held_follows_the_version_of_the_topic(shop, admin):
+    produce(shop.servers, shop.topic.name, [("1", {})], headers={"ce_version": "5"})
+    assert remove(shop).total == 1
+    # It was marked as deleted, behind the application, at a version of long ago.
+    admin.execute("insert into items values (1, 'gone', 2, true)")
+    load, broken = shop.entity.load, {"1"}
+
+    def load_or_fail(connection, keys):
+        if broken & {*keys}:
+            raise RuntimeError("not now")
+        return load(connection, keys)
+
+    object.__setattr__(shop.entity, "load", load_or_fail)
+    with running(shop.app, "executor", "relay"):
+        wait_for(
+            lambda: count(admin, "held_rows") == 1, timeout=60, what="the row is held"
+        )
+        broken.clear()
+        operating.retry_holds(shop.database)
+        shop.await_end()
+    assert read_versions(shop) == {"1": [5, 6]}
 
 
 class Broken:
