@@ -406,8 +406,10 @@ class Reader:
                     # Both would carry the same state.
                     block.dropped.append(earlier.row)
                     merged = (*merged, earlier.row)
-                    if version is None:
-                        record.version = earlier.version
+                    known = version, earlier.version
+                    record.version = max(
+                        (one for one in known if one is not None), default=None
+                    )
                 last[topic, key] = record, merged
             if last:
                 block.limited[reexport_id] = [*last.values()]

@@ -66,6 +66,15 @@ def keys_of(block) -> list[str | None]:
     return [record.key for record in block.records]
 
 
+def write_end(admin, number, version, cause="reexport") -> None:
+    """Write a row of a re-export for a key that is gone."""
+    admin.execute(
+        "insert into jobs_lib.outbox (shard, class, topic, key, entity, version,"
+        " cause, reexport_id) values (0, 1, 'items', 'gone', 'items', %s, %s, %s)",
+        (version, cause, number),
+    )
+
+
 def tokens(admin) -> float:
     (number,) = admin.execute("select tokens from jobs_lib.reexports").fetchone()
     return round(number, 3)
@@ -98,11 +107,7 @@ def test_a_row_that_stays_keeps_the_version_of_an_earlier_one_of_its_key(
 ):
     number = write_reexport(admin, "items", "items", 0, rate=600_000)
     for version, cause in ((7, "live"), (None, "reexport")):
-        admin.execute(
-            "insert into jobs_lib.outbox (shard, class, topic, key, entity, version,"
-            " cause, reexport_id) values (0, 1, 'items', 'gone', 'items', %s, %s, %s)",
-            (version, cause, number),
-        )
+        write_end(admin, number, version, cause)
     set_tokens(2)
     monkeypatch.setattr(rates, "_OLD_SECONDS", -1)
     block = reader.read(connection, 0, 1)
@@ -131,6 +136,21 @@ def test_a_loader_that_wants_rows_by_name_leaves_the_relays_rows_as_they_are(
     write_reexport(admin, "items", "items", ROWS, rate=600_000)
     assert len(reader.read(connection, 0, 1).records) == ROWS
     assert connection.execute("select 1").fetchone() == (1,)
+
+
+@pytest.mark.guarantee("X10", "X11")
+@pytest.mark.parametrize("versions", [(9, 3), (3, 9), (9, None)])
+def test_merged_rows_have_the_highest_of_their_versions(
+    reader, connection, admin, set_tokens, versions
+):
+    # A stale key's row has the version that follows the topic's; that of a change which
+    # is given meanwhile may be below it, since it follows the table's.
+    number = write_reexport(admin, "items", "items", 0, rate=600_000)
+    for version in versions:
+        write_end(admin, number, version)
+    set_tokens(2)
+    (record,) = reader.read(connection, 0, 1).records
+    assert (record.key, record.version) == ("gone", 9)
 
 
 @pytest.mark.guarantee("W28")
