@@ -410,6 +410,9 @@ class Reader:
                     record.version = max(
                         (one for one in known if one is not None), default=None
                     )
+                    if earlier.of_table is None:
+                        # It stands for a change, too, which no copy may miss.
+                        record.of_table = None
                 last[topic, key] = record, merged
             if last:
                 block.limited[reexport_id] = [*last.values()]

@@ -153,6 +153,20 @@ def test_merged_rows_have_the_highest_of_their_versions(
     assert (record.key, record.version) == ("gone", 9)
 
 
+@pytest.mark.guarantee("W33")
+@pytest.mark.parametrize("causes", [("live", "reexport"), ("reexport", "live")])
+def test_a_change_that_is_merged_with_a_row_of_its_table_stays_a_change(
+    reader, connection, admin, set_tokens, causes
+):
+    number = write_reexport(admin, "items", "items", 0, rate=600_000)
+    for cause in causes:
+        write_end(admin, number, None, cause)
+    set_tokens(2)
+    (record,) = reader.read(connection, 0, 1).records
+    # Only changes are copied, and leave although the end has no version.
+    assert record.of_table is None
+
+
 @pytest.mark.guarantee("W28")
 def test_a_slow_loader_does_not_take_records_twice(
     reader, connection, admin, set_tokens, monkeypatch
