@@ -162,7 +162,8 @@ class Rates:
                 block.leave(waiting)
                 continue
             allowed = self.take(connection, reexport_id, len(waiting))
-            if reexport_id in self._ahead:
+            # One held row tells nothing of how many can be loaded for a block.
+            if reexport_id in self._ahead and not block.retried:
                 more = 2 * allowed if allowed == len(waiting) else allowed
                 self._ahead[reexport_id] = max(1, more)
             if allowed:

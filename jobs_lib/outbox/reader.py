@@ -220,11 +220,17 @@ class Reader:
         self.rates.note_load(allowed, time.monotonic() - asked_at)
 
     def read_held(
-        self, connection: psycopg.Connection[Any], shard: int, epoch: int, row_id: int
+        self,
+        connection: psycopg.Connection[Any],
+        shard: int,
+        epoch: int,
+        row_id: int,
+        spent: Set[int] = frozenset(),
     ) -> Block:
         """Read one held row as a block, to try whether Kafka takes it now.
 
-        A row of a re-export is dropped under the same conditions as in :meth:`read`.
+        A row of a re-export is dropped under the same conditions as in :meth:`read`. It
+        is left while its re-export is one of ``spent``, whose rates allow no record.
         """
         block = Block(shard=shard, retried=True)
         with connection.transaction():
@@ -233,16 +239,21 @@ class Reader:
                 self.own(shard, epoch) | {"id": row_id},
                 binary=True,
             ).fetchall()
-            for *row, reexport_id, dropped, cause, source in rows:
+            for *row, reexport_id, dropped, cause, source, limited in rows:
                 if reexport_id is not None:
                     block.reexports.add(reexport_id)
                 if dropped:
                     block.dropped.append((BATCH, *row[:2]))
                     continue
+                if limited and reexport_id in spent:
+                    continue
                 record = make_record(tuple(row), self._head(TOPIC(row), reexport_id))
                 if reexport_id is not None:
                     # Before its state is loaded: its version may be the topic's next.
                     record.row_class = BATCH
+                if limited:
+                    # The rate is asked when its state is loaded, just before it leaves.
+                    block.limited[reexport_id] = [(record, ())]
                 if cause == _OF_TABLE:
                     record.of_table = reexport_id
                     record.staged = reexport_id if source == OF_FRAME else None

@@ -392,25 +392,30 @@ class RelayThread:
     def _try_held(
         self, connection: psycopg.Connection[Any], epochs: Mapping[int, int]
     ) -> bool:
-        """Try the first row of each hold that is due; returns whether more are due."""
+        """Try the first row of each hold that is due; returns whether more are due.
+
+        None counts as due if all of these wait for the rates of their re-exports.
+        """
         until = time.monotonic() + _HOLDS_SECONDS
         due = connection.execute(
             self._database.queries["due_holds"],
             {"shards": int_array(sorted(epochs))},
             prepare=True,
         ).fetchall()
+        tried = False
+        spent: set[int] = set()
         for topic, key, held_id, shard, row_id, server in due:
             if time.monotonic() > until or self._stopping.is_set():
-                return True
+                return tried
             self._server = server
             hold = Hold(topic, key, held_id, "")
-            self._attempt(
+            tried |= self._attempt(
                 connection,
                 shard,
                 epochs[shard],
-                partial(self._retry, row_id=row_id, hold=hold),
+                partial(self._retry, row_id=row_id, hold=hold, spent=spent),
             )
-        return len(due) == _HOLDS_AT_ONCE
+        return tried and len(due) == _HOLDS_AT_ONCE
 
     def _retry(
         self,
@@ -420,12 +425,20 @@ class RelayThread:
         *,
         row_id: int,
         hold: Hold,
+        spent: set[int],
     ) -> bool:
-        block = self._reader.read_held(connection, shard, epoch, row_id)
-        if not block:
-            return False
+        """Try a held row; returns whether it left, was dropped or was refused.
+
+        If the rate of its re-export allows no record now, that is added to ``spent``.
+        """
+        this = {"topic": hold.topic, "key": hold.key, "row_id": hold.row_id}
+        block = self._reader.read_held(connection, shard, epoch, row_id, spent)
         if block.outgoing:
             self._send(connection, shard, epoch, block)
+        if not block:
+            spent |= block.reexports
+            connection.execute(self._database.queries["requeue_hold"], this)
+            return False
         if block.refusals:
             # Write the new kind of hold, too: once its topic's hold is lifted, the row
             # may have one of its own.
@@ -436,7 +449,7 @@ class RelayThread:
             if not hold.is_of_topic:
                 holds.append(hold._replace(error=found.error))
             self._write_holds(connection, shard, epoch, holds, [])
-            return False
+            return True
         values = {"id": row_id, "dropped": bool(block.dropped)}
         values |= self._fence(shard, epoch)
         if self._delete_rows(connection, "delete_held", values, block) != 1:
@@ -445,7 +458,6 @@ class RelayThread:
                 "has taken it over, or somebody has dropped it"
             )
         self._finish(connection, block)
-        this = {"topic": hold.topic, "key": hold.key, "row_id": hold.row_id}
         connection.execute(self._database.queries["lift_hold"], this)
         telemetry.emit("rows.let_go", **this)
         return True

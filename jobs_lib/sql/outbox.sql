@@ -565,12 +565,13 @@ exists (
 
 -- name: read_held
 -- The columns of `read_live`, the re-export, whether the row must be dropped by the
--- conditions of `read_batch`, and where the re-export's states come from.
+-- conditions of `read_batch`, where the re-export's states come from, and whether its
+-- rate says when the row leaves.
 select r.id, r.ctid, r.topic, r.key, r.value, r.headers, r.version, r.entity,
     to_json(r.created_at at time zone 'UTC')::text, false, null::int, r.reexport_id,
     r.reexport_id is not null
         and (coalesce(e.state, 'cancelled') = 'cancelled' or {followed}),
-    r.cause, e.source
+    r.cause, e.source, coalesce(e.state in ('loading', 'running'), false)
 from {schema}.held_rows r left join {schema}.reexports e on e.id = r.reexport_id
 where r.shard = %(shard)s and r.id = %(id)s and {own_shard}
     and (e.state is distinct from 'paused' or {followed})
@@ -591,6 +592,14 @@ progress as (
     from gone g where r.id = g.reexport_id
 )
 select case when {must_note} then -1 else (select count(*) from gone) end
+
+-- name: requeue_hold
+-- Let the other due holds go first, and the hold stay due. It is no attempt: nothing was
+-- refused.
+update {schema}.holds h set retry_at = clock_timestamp()
+where h.topic = %(topic)s and coalesce(h.key, '') = coalesce(%(key)s::text, '')
+    and coalesce(h.row_id, 0) = coalesce(%(row_id)s::bigint, 0)
+    and ({due})
 
 -- name: lift_hold
 select {schema}.lift_hold(%(topic)s, %(key)s, %(row_id)s)

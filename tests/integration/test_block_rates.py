@@ -138,6 +138,36 @@ def test_a_loader_that_wants_rows_by_name_leaves_the_relays_rows_as_they_are(
     assert connection.execute("select 1").fetchone() == (1,)
 
 
+@pytest.mark.guarantee("W28")
+def test_a_held_row_leaves_as_the_rate_of_its_re_export_allows(
+    reader, connection, admin, set_tokens
+):
+    number = write_reexport(admin, "items", "items", 1, rate=600_000)
+    (row,) = admin.execute(
+        "with gone as (delete from jobs_lib.outbox returning *)"
+        " insert into jobs_lib.held_rows (shard, class, id, topic, key, entity, cause,"
+        " reexport_id, created_at) select shard, class, id, topic, key, entity, cause,"
+        " reexport_id, created_at from gone returning id"
+    ).fetchone()
+
+    def leave(*spent: int) -> list[str | None]:
+        block = reader.read_held(connection, 0, 1, row, {*spent})
+        assert block.reexports == {number}
+        with reader.rates.leaving(connection, block):
+            return keys_of(block)
+
+    set_tokens(0)
+    assert leave() == []
+    set_tokens(1)
+    assert leave(number) == []
+    assert tokens(admin) == 1
+    assert leave() == ["batch-1"]
+    assert tokens(admin) == 0
+    # One that has ended has no rate, and must keep no row for ever.
+    admin.execute("update jobs_lib.reexports set state = 'finished'")
+    assert leave() == ["batch-1"]
+
+
 @pytest.mark.guarantee("X10", "X11")
 @pytest.mark.parametrize("versions", [(9, 3), (3, 9), (9, None)])
 def test_merged_rows_have_the_highest_of_their_versions(

@@ -77,6 +77,12 @@ def name_topic(app: Any) -> str:
     return next(iter(app.topics.values())).name
 
 
+def check_rate(at: list[float], rate: int) -> None:
+    """By the clock of Kafka no burst is larger than what a full bucket holds."""
+    for (n, first), (m, last) in itertools.combinations(enumerate(at), 2):
+        assert m - n <= rate * (0.0149 + (last - first + 0.6) / 60) + 2, (n, m)
+
+
 @pytest.mark.guarantee("W33", "W28", "X7")
 def test_rows_that_are_given_leave_at_the_rate_and_are_tried_again(
     shop, give, database, admin, bootstrap_servers, wait_for
@@ -108,12 +114,36 @@ def test_rows_that_are_given_leave_at_the_rate_and_are_tried_again(
     assert {one.headers["ce_cause"] for one in of_it} == {"reexport"}
     assert {one.headers["ce_reexport"] for one in of_it} == {str(number)}
     assert failed
-    # By the clock of Kafka no burst is larger than what a full bucket holds.
-    at = sorted(one.at for one in of_it)
-    for (n, first), (m, last) in itertools.combinations(enumerate(at), 2):
-        assert m - n <= rate * (0.0149 + (last - first + 0.6) / 60) + 2, (n, m)
+    check_rate(sorted(one.at for one in of_it), rate)
     place = [one.key for one in records].index("1000")
     assert place < ROWS / 2
+
+
+@pytest.mark.guarantee("W28", "X7")
+def test_rows_that_were_held_leave_at_the_rate(
+    shop, connect, database, admin, bootstrap_servers, wait_for
+):
+    load, broken = shop.entities["items"].load, {"all"}
+
+    def load_or_fail(connection, keys):
+        if broken:
+            raise RuntimeError("not now")
+        return load(connection, keys)
+
+    object.__setattr__(shop.entities["items"], "load", load_or_fail)
+    rate, rows = 1_200, 60
+    with connect() as connection:
+        shop.reexport_changes(connection, "items", rate=rate)
+        connection.execute("update items set size = 1 where id <= %s", [rows])
+    with running(shop, "relay"):
+        wait_for(lambda: count_unsent(admin) == (0, rows), timeout=60, what="all wait")
+        broken.clear()
+        operating.retry_holds(database)
+        wait_for(lambda: count_unsent(admin) == (0, 0), timeout=60, what="all is sent")
+    assert not count(admin, "holds")
+    at = sorted(one.at for one in read_topic(bootstrap_servers, name_topic(shop)))
+    assert len(at) == rows
+    check_rate(at, rate)
 
 
 @pytest.mark.guarantee("W33", "X8")

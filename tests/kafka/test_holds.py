@@ -26,6 +26,7 @@ from tests.support.canary import VALUE
 from tests.support.records import read_topic
 
 LIMIT = 100_000
+SLOW = 150
 LARGE = VALUE.encode() + b"x" * 3 * LIMIT
 
 
@@ -409,6 +410,54 @@ def test_a_held_row_of_a_re_export_leaves_only_while_that_runs(
     counted = admin.execute("select sent, superseded from jobs_lib.reexports")
     assert counted.fetchone() == ((1, 0) if then == "running" else (0, 1))
     assert not operating.list_holds(database)
+
+
+@pytest.mark.guarantee("W28", "W34")
+def test_a_held_live_row_does_not_wait_for_held_rows_of_a_slow_re_export(
+    app, topic, admin, bootstrap_servers, wait_for
+):
+    states = app.topic(topic(1), value=int, compacted=True)
+    app.entity(states, source="states", key="id")(
+        lambda _connection, keys: dict.fromkeys(keys, 1)
+    )
+    admin.execute(
+        "insert into jobs_lib.reexports (id, entity, topic, rate, state, total, tokens)"
+        " values (1, 'states', %s, 1, 'running', %s, 1)",
+        (states.name, SLOW),
+    )
+    # More than are tried at once, in one shard; all are due, and the live one is last.
+    keys = [
+        key
+        for key in (f"k{n}" for n in range(100 * SLOW))
+        if choose_shard(states.name, key, 16) == 0
+    ]
+    for n, key in enumerate(keys[: SLOW + 1]):
+        admin.execute(
+            "with row as (insert into jobs_lib.held_rows (shard, class, id, topic, key,"
+            " entity, cause, reexport_id, created_at)"
+            " values (0, %(class)s, %(id)s, %(topic)s, %(key)s, 'states', 'live',"
+            " %(reexport)s, now()))"
+            " insert into jobs_lib.holds (topic, key, error, retry_at, attempts)"
+            " values (%(topic)s, %(key)s, 'not now', clock_timestamp(), 3)",
+            {
+                "class": int(n < SLOW),
+                "id": n + 1,
+                "topic": states.name,
+                "key": key,
+                "reexport": 1 if n < SLOW else None,
+            },
+        )
+    with running(app, "relay"):
+        wait_for(
+            lambda: not count(admin, "held_rows where class = 0"),
+            timeout=60,
+            what="the live one left",
+        )
+    # At one a minute.
+    assert count(admin, "held_rows") >= SLOW - 2
+    assert keys[SLOW] in values(bootstrap_servers, states)
+    # It is no failure to wait for the rate.
+    assert not count(admin, "holds where attempts <> 3")
 
 
 def test_a_held_row_is_shown_and_dropped_and_the_next_ones_go(
