@@ -205,10 +205,12 @@ class Consumer:
 
     def _stop(self) -> None:
         with self._stopping:
+            until = time.monotonic() + self._settings.shutdown_timeout
             try:
                 self.member.stop(self._settings.shutdown_timeout)
             finally:
-                self._reader.stop(self._settings.shutdown_timeout)
+                # Both wait for the same handlers.
+                self._reader.stop(max(0.0, until - time.monotonic()))
                 self._name_doubtful()
 
     # What the member calls

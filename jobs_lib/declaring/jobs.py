@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 A = TypeVar("A", bound="RunMiddleware")
 T = TypeVar("T")
+_YEAR = 366 * 86_400.0
 
 
 class JobDeclarations:
@@ -154,8 +155,8 @@ class JobDeclarations:
             check_function(function, what)
             check_job(function, names, what)
             check_seconds(time_limit, "time_limit", type_name, most=86_400)
-            check_seconds(debounce, "debounce", type_name, zero=True)
-            check_seconds(max_wait, "max_wait", type_name)
+            check_seconds(debounce, "debounce", type_name, most=_YEAR, zero=True)
+            check_seconds(max_wait, "max_wait", type_name, most=_YEAR)
             check_rate(rate, type_name)
             check_flags(what, last_only=last_only)
             pairs = check_pairs(after, what)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
+from psycopg.generators import send
 from psycopg.rows import AsyncRowFactory, Row, RowFactory, tuple_row
 
 from jobs_lib.errors import JobsError
@@ -94,6 +95,8 @@ def commit_soon(
     pipeline._enqueue_sync()
     with connection.lock:
         connection.wait(pipeline._communicate_gen())
+        # That may leave a part of a large block to the next call.
+        connection.wait(send(connection.pgconn))
 
 
 def take_back(connection: psycopg.Connection[Any]) -> None:

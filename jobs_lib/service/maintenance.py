@@ -76,6 +76,8 @@ class Maintenance:
         self._answer_seconds = answer_seconds
         self._request_seconds = request_seconds
         self._maintain_at = 0.0
+        self._failures = 0
+        """How often the hourly steps have failed in a row."""
         self._loop = Loop("maintenance", self._work, retry=_AFTER_FAILURE)
 
     def start(self) -> None:
@@ -107,14 +109,22 @@ class Maintenance:
         while not self._loop.stopping.is_set():
             errors = list(self._try_each(each_minute))
             if time.monotonic() >= self._maintain_at:
-                hourly = list(self._try_each(each_hour))
-                if not hourly:
-                    self._maintain_at = time.monotonic() + _vary(_HOUR)
-                errors += hourly
+                self._note_hourly(list(self._try_each(each_hour)))
             if errors:
                 raise errors[0]
             yield
-            self._loop.stopping.wait(_vary(self._interval))
+            left = max(0.0, self._maintain_at - time.monotonic())
+            self._loop.stopping.wait(min(left, _vary(self._interval)))
+
+    def _note_hourly(self, errors: list[Exception]) -> None:
+        """Note what failed: it is tried again apart from what each minute has."""
+        if errors:
+            self._failures += 1
+            delay = _AFTER_FAILURE.delay(self._failures)
+            telemetry.emit("loop.failed", loop=self._loop.name, error=errors[0])
+        else:
+            self._failures, delay = 0, _vary(_HOUR)
+        self._maintain_at = time.monotonic() + delay
 
     def _try_each(self, steps: Iterable[Callable[[], object]]) -> Iterator[Exception]:
         """Do all steps; yields the errors of those that fail.

@@ -271,10 +271,16 @@ class PartMaker:
         second value is the source that follows this process's members.
         """
         consumers = job_consumers(self.app)
-        if self.app.settings.origins == ALL_ORIGINS:
-            return StaticSource(chosen, partial(all_origins, self.database)), None
         if self.app.settings.origins:
-            return StaticSource(chosen), None
+            is_all = self.app.settings.origins == ALL_ORIGINS
+            static = (
+                StaticSource(chosen, partial(all_origins, self.database))
+                if is_all
+                else StaticSource(chosen)
+            )
+            if share := read_share():
+                static.share(*share)
+            return static, None
         if not consumers:
             return self._share_jobs(), None
         if sidecar:

@@ -235,6 +235,9 @@ class Service:
             self._start_part(part)
         self._filling.note_ends()
         self._is_running = True
+        # A part may have failed for good meanwhile.
+        if self.failure is not None:
+            self._is_running = False
 
     def _check_surroundings(self) -> tuple[UUID, int]:
         """Check the database, Kafka and the app; return identity and shards."""
@@ -406,8 +409,8 @@ class Service:
 
     def _fail(self, error: JobsError) -> None:
         """Stop for good: a person has to change something before the next start."""
-        self._is_running = False  # inside a web server nobody waits for its end
         self.failure = error
+        self._is_running = False  # inside a web server nobody waits for its end
         self._stopping.set()
 
     def _find_pulses(self) -> list[Pulse]:

@@ -467,7 +467,10 @@ left join lateral (
 left join lateral (
     select count(*) as waiting from (
         select from {schema}.outbox b
-        where b.shard = split_part(o.origin, '/', 2)::smallint limit %(limit)s
+        -- Also evaluated for other roles, whose numbers may be larger than any shard's.
+        where b.shard = case when o.role = 'relay'
+            then split_part(o.origin, '/', 2)::smallint
+        end limit %(limit)s
     ) few
 ) rows on o.role = 'relay'
 left join {schema}.offsets offsets

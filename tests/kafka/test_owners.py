@@ -127,6 +127,15 @@ def test_owners_show_a_capped_count_and_the_origins_of_a_deleted_topic(app, admi
     assert executed.waiting == COUNTED
 
 
+def test_an_origin_with_a_larger_number_than_any_shard_is_shown(app, admin):
+    admin.execute(
+        "insert into jobs_lib.origins (role, origin, epoch)"
+        " values ('execute', 'local/40000', 1)"
+    )
+    (found,) = list_owners(app.database(), app.settings)
+    assert (found.origin, found.waiting) == ("local/40000", 0)
+
+
 def test_a_live_view_follows_until_it_is_stopped(app, admin, wait_for):
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -405,8 +406,30 @@ def test_a_step_of_the_maintenance_that_always_fails_keeps_no_other_one(
         wait_for(lambda: failures, what="the failure is told")
         maintenance.stop()
     assert "lacks the column" in failures[0][1]["error"]
-    # The round is not complete, so all is done again after the wait.
-    assert maintenance._maintain_at == 0.0
+    # The round is not complete, so all is done again soon.
+    assert 0 < maintenance._maintain_at < time.monotonic() + 600
+
+
+def test_an_hourly_step_that_always_fails_slows_no_other_upkeep(
+    database, monkeypatch, wait_for
+):
+    class Broken:
+        def forget_reached(self, connection):
+            raise ConfigurationError("the table lacks the column of its key")
+
+    rounds: list[float] = []
+    monkeypatch.setattr(
+        "jobs_lib.service.maintenance.finish_open",
+        lambda database: rounds.append(time.monotonic()),
+    )
+    models = [cast("Any", Broken())]
+    maintenance = Maintenance(database, KEEP, interval=0.01, models=models)
+    with heard("loop.failed") as failures:
+        maintenance.start()
+        wait_for(lambda: failures, what="the failure is told")
+        wait_for(lambda: len(rounds) > 100, what="the steps of each minute go on")
+        assert len(failures) < 50
+        maintenance.stop()
 
 
 @pytest.mark.guarantee("FP13")

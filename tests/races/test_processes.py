@@ -255,10 +255,11 @@ def owners(admin) -> int:
     return row[0] if row[1] == 0 else 0
 
 
+@pytest.mark.parametrize("origins", ["", "all"], ids=["by heartbeats", "all"])
 def test_two_processes_share_the_work_and_stop_on_one_signal(
-    start, admin, database_url, connect, wait_for
+    start, admin, database_url, connect, wait_for, origins
 ):
-    parent = start(stale_after=20.0)
+    parent = start(stale_after=20.0, origins=origins)
     wait_for(lambda: owners(admin) == 2, timeout=60, what="both have their share")
     enqueue(database_url, connect, 200)
     count = "select count(*), count(distinct job), count(distinct pid) from runs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,16 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "a name without a type": (
         lambda app: app.topic("t", value="Nope"), "'t' have no JSON form: .*Nope",
+    ),
+    "debounce": (
+        lambda app: app.job(group="region", last_only=True, debounce=1e9)(work),
+        "debounce.* at most 31,622,400",
+    ),
+    "max_wait": (
+        lambda app: app.job(
+            group="region", last_only=True, debounce=1, max_wait=sys.maxsize
+        )(work),
+        "max_wait.* at most 31,622,400",
     ),
     "a secret": (
         lambda app: app.topic("t", value=list[SecretStr]), "values .* 't' .*asterisks",
