@@ -215,8 +215,10 @@ class Recovery:
         progress.topic_id = ids[partition[0]]
         before = self._offsets.read(connection, [partition]).get(partition)
         if not self._offsets.find_replaced(connection, [partition], ids):
-            # It is not, or an operator has said where to go on.
+            # It is not, or an operator has said where to go on. Or this process has
+            # noted the new topic, and the answer to that was lost.
             self._note_highest(connection, progress)
+            self._note_effects(connection, progress)
             has_ended = bool(self._offsets.find_ended(connection, [partition]))
             with self._lock:
                 progress.start_again(before)
@@ -252,8 +254,7 @@ class Recovery:
             connection.rollback()
             progress.leaving = True
             return
-        found = self._offsets.read_effects(connection, [self._declared[partition[0]]])
-        progress.effects = found.get(partition, ALL)
+        self._note_effects(connection, progress)
         with self._lock:
             progress.start_again(0)
             self._commits.note(partition, 0)
@@ -264,6 +265,15 @@ class Recovery:
         """Note below which offset records come again; the topic's id is known."""
         found = self._offsets.read_highest(connection, [progress.partition])
         progress.highest = found.get(progress.partition)
+
+    def _note_effects(self, connection: Session[Any], progress: Progress) -> None:
+        """Note which records have effects elsewhere; a new topic has marks of its own.
+
+        Call it as long as ``replaced`` is set, so that a lost connection repeats it.
+        """
+        declared = self._declared[progress.partition[0]]
+        found = self._offsets.read_effects(connection, [declared])
+        progress.effects = found.get(progress.partition, ALL)
 
     def _tell_moved(self, progress: Progress, before: int | None) -> None:
         telemetry.emit(

@@ -8,12 +8,14 @@ import threading
 from unittest.mock import Mock
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from jobs_lib import ConfigurationError, telemetry
 from jobs_lib.consuming import resync as module
 from jobs_lib.consuming import versions
 from jobs_lib.consuming.consumer import Consumer
+from jobs_lib.consuming.offsets import Offsets
 from jobs_lib.consuming.resync import Resync
 from jobs_lib.errors import OperatingError
 from jobs_lib.kafka.client import read_topic_ids
@@ -27,7 +29,7 @@ from jobs_lib.operating.session import IdleError, LockedError
 from jobs_lib.operating.switching import switch
 from jobs_lib.operating.where import where
 from jobs_lib.service.resync import cancel_resync, find_model_of, resync
-from tests.support.apps import running
+from tests.support.apps import heard, running
 from tests.support.records import make_producer
 
 pytestmark = pytest.mark.expects("origins.lost", "fenced")
@@ -462,10 +464,28 @@ def test_a_cancelled_resync_that_goes_on_writes_no_other_version(
         assert all("no longer owned" in one for one in refused)
 
 
+@pytest.fixture
+def lose_answers(monkeypatch):
+    """A function; then the answer that a new topic has begun is lost, once for each."""
+    advance, lost = Offsets.advance, set()
+
+    def advance_and_lose(self, connection, progress, following, *more) -> None:
+        advance(self, connection, progress, following, *more)
+        place = (self._group, progress.partition)
+        if following == 0 and place not in lost:
+            lost.add(place)
+            connection.close()
+            raise psycopg.OperationalError("the connection is lost")
+
+    return lambda: monkeypatch.setattr(Offsets, "advance", advance_and_lose)
+
+
 @pytest.mark.guarantee("W82")
+@pytest.mark.parametrize("commit", ["answered", "unanswered"])
 def test_the_current_version_tells_of_all_that_a_topic_has_that_was_made_anew(
-    declare, read, admin, name, make_anew, bootstrap_servers, wait_for
-):
+    declare, read, admin, name, make_anew, bootstrap_servers, wait_for, lose_answers,
+    commit
+):  # fmt: skip
     app = declare(1, 2)
     with running(app, "consumers"):
         for table in ("state_rm", "state_v2_rm"):
@@ -473,7 +493,9 @@ def test_the_current_version_tells_of_all_that_a_topic_has_that_was_made_anew(
         switch(app, "state_rm", 2)
     make_anew(name)
     send(bootstrap_servers, name, range(KEYS), 2)
-    with running(declare(1, 2), "consumers"):
+    if commit == "unanswered":
+        lose_answers()
+    with heard("loop.failed") as failed, running(declare(1, 2), "consumers"):
         for table in ("state_rm", "state_v1_rm"):
             query = f"select from {table} where version = 2"
             wait_for(
@@ -484,6 +506,7 @@ def test_the_current_version_tells_of_all_that_a_topic_has_that_was_made_anew(
     effects = "select of, record, count(*) from effects group by 1, 2"
     found = sorted(admin.execute(effects).fetchall())
     assert found == [(1, 1, KEYS), (2, 2, KEYS)]
+    assert bool(failed) is (commit == "unanswered")
 
 
 @pytest.mark.guarantee("W82")
