@@ -266,7 +266,12 @@ class PooledTransaction:
             connection = await self._given_async.__aenter__()
         except PoolTimeout:
             raise self._pools.unavailable() from None
-        await _take_back_async(connection)
+        try:
+            await _take_back_async(connection)
+        except BaseException as error:
+            # A cancelled caller leaves no connection behind, either.
+            await self._given_async.__aexit__(type(error), error, error.__traceback__)
+            raise
         return connection
 
     async def __aexit__(
@@ -289,7 +294,7 @@ def _note_pooler(error: BaseException | None) -> None:
 def _take_back(connection: psycopg.Connection[Any]) -> None:
     """Set back what an earlier caller has set for its own use, which the pool keeps."""
     cast("Session", connection).take_back()
-    # A step of the interpreter where it is as it was: everybody comes by here.
+    # Nothing is set where it is as it was: each caller comes by here.
     if connection.isolation_level is not IsolationLevel.READ_COMMITTED:
         connection.isolation_level = IsolationLevel.READ_COMMITTED
     if connection.read_only is not None:

@@ -575,6 +575,28 @@ def test_what_a_caller_sets_on_a_connection_does_not_meet_the_next_one(
     notify.enqueue(app, order=1)
 
 
+def test_a_caller_that_is_cancelled_as_it_gets_a_connection_leaves_none_behind(
+    app_with_one, monkeypatch
+):
+    app, _ = app_with_one
+
+    async def stop(connection) -> None:
+        raise asyncio.CancelledError
+
+    async def use() -> None:
+        given = app.transaction()
+        with monkeypatch.context() as patched:
+            patched.setattr("jobs_lib.callers.pools._take_back_async", stop)
+            with pytest.raises(asyncio.CancelledError):
+                await given.__aenter__()
+        # It is the only one.
+        async with asyncio.timeout(20), app.transaction() as connection:
+            await connection.execute("select 1")
+        await app.aclose()
+
+    asyncio.run(use())
+
+
 def test_an_app_prepares_what_it_sends_once(app_with_one):
     app, notify = app_with_one
 
