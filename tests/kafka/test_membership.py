@@ -15,7 +15,10 @@ from tests.support.proxy import Proxy
 from tests.support.records import produce
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jobs_lib import Job
+    from tests.support import Worker
 
 pytestmark = pytest.mark.expects("fenced")
 
@@ -143,13 +146,14 @@ def test_partitions_move_by_any_protocol_and_each_record_is_handled_once(
         wait_for(lambda: handled() == [*range(40)], timeout=60, what="all were handled")
 
 
-@pytest.mark.expects("loop.failed", "origins.lost")
-@pytest.mark.guarantee("FK5")
-def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
+@pytest.fixture
+def start_static(
     database_url, bootstrap_servers, home, start_process, owned, wait_for
-):
-    def start():
-        return start_process(
+) -> Callable[..., Worker]:
+    """A function that starts `pod-a` as a static member, and waits until it has all."""
+
+    def start(*, waits: bool = True, **settings: Any) -> Worker:
+        worker: Worker = start_process(
             "pod",
             database_url,
             kafka_bootstrap_servers=bootstrap_servers,
@@ -157,15 +161,25 @@ def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
             pod="pod-a",
             probes_port=0,
             static_membership=True,
+            **settings,
         )
+        if waits:
+            wait_for(
+                lambda: owned("consume") == {"pod-a": 6},
+                timeout=60,
+                what=lambda: f"it has all\n{worker.output}",
+            )
+        return worker
 
-    first = start()
-    wait_for(
-        lambda: owned("consume") == {"pod-a": 6},
-        timeout=60,
-        what=lambda: f"it has all\n{first.output}",
-    )
-    second = start()
+    return start
+
+
+@pytest.mark.expects("loop.failed", "origins.lost")
+@pytest.mark.guarantee("FK5")
+def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
+    start_static, owned, wait_for
+):
+    first, second = start_static(), start_static(waits=False)
     assert first.wait(timeout=60) == FAILED
     assert "give each pod its own JOBS_LIB_POD" in first.output
     wait_for(
@@ -180,29 +194,10 @@ def test_a_pod_stops_with_the_reason_when_another_takes_its_name(
 @pytest.mark.expects("loop.failed", "origins.lost")
 @pytest.mark.guarantee("FK2")
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_pod_that_was_killed_gets_its_name_back(
-    database_url, bootstrap_servers, home, start_process, owned, wait_for, protocol
-):
-    def start():
-        return start_process(
-            "pod",
-            database_url,
-            kafka_bootstrap_servers=bootstrap_servers,
-            home=home,
-            pod="pod-a",
-            probes_port=0,
-            static_membership=True,
-            group_protocol=protocol,
-        )
-
-    first = start()
-    wait_for(
-        lambda: owned("consume") == {"pod-a": 6},
-        timeout=60,
-        what=lambda: f"it has all\n{first.output}",
-    )
+def test_a_pod_that_was_killed_gets_its_name_back(start_static, wait_for, protocol):
+    first = start_static(group_protocol=protocol)
     first.kill()
-    second = start()
+    second = start_static(waits=False, group_protocol=protocol)
     wait_for(
         lambda: not second.running or "origins.taken" in second.output,
         timeout=120,

@@ -54,13 +54,8 @@ def test_a_claimed_job_is_asked_to_stop_unless_its_owner_is_dead(
         assert explain(database, claimed).codes == ["running", "cancel_requested"]
 
 
-def test_a_job_that_is_just_being_retried_is_cancelled_all_the_same(
-    database, connect, wait_for
-):
-    admin, other = connect(autocommit=True), connect()
-    job = add_job(admin, state="scheduled", run_at=LATER)
-    retrying = "update jobs_lib.jobs set run_at = clock_timestamp() where id = %s"
-    other.execute(retrying, (job,))
+def cancel_behind(holder, database, admin, job: int, wait_for) -> dict[int, str]:
+    """Cancel a job while another transaction holds a lock, which commits then."""
     became: dict[int, str] = {}
     operator = threading.Thread(target=lambda: became.update(cancel(database, [job])))
     operator.start()
@@ -69,11 +64,21 @@ def test_a_job_that_is_just_being_retried_is_cancelled_all_the_same(
             "select true from pg_stat_activity where wait_event_type = 'Lock'"
             " and application_name = 'jobs_lib cancel'"
         ).fetchone(),
-        what="the operator waits for the retry",
+        what="the operator waits for the other transaction",
     )
-    other.commit()
+    holder.commit()
     operator.join()
-    assert became == {job: "cancelled"}
+    return became
+
+
+def test_a_job_that_is_just_being_retried_is_cancelled_all_the_same(
+    database, connect, wait_for
+):
+    admin, other = connect(autocommit=True), connect()
+    job = add_job(admin, state="scheduled", run_at=LATER)
+    retrying = "update jobs_lib.jobs set run_at = clock_timestamp() where id = %s"
+    other.execute(retrying, (job,))
+    assert cancel_behind(other, database, admin, job, wait_for) == {job: "cancelled"}
     assert count(admin, "jobs") == 0
 
 
@@ -86,18 +91,7 @@ def test_cancelling_waits_for_the_claim_in_flight_and_then_sees_it(
     # This is the statement of a claim, held open before its commit.
     executor.execute("select from jobs_lib.origins for share")
     add_claim(executor, owner, job)
-    became: dict[int, str] = {}
-    operator = threading.Thread(target=lambda: became.update(cancel(database, [job])))
-    operator.start()
-    wait_for(
-        lambda: admin.execute(
-            "select true from pg_stat_activity where wait_event_type = 'Lock'"
-            " and application_name = 'jobs_lib cancel'"
-        ).fetchone(),
-        what="the operator waits for the claim",
-    )
-    executor.commit()
-    operator.join()
+    became = cancel_behind(executor, database, admin, job, wait_for)
     assert became == {job: "requested"}
 
 
